@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::attach::Unmount;
 use crate::place::Place;
-use crate::run::{bounded, finish};
+use crate::run::{bounded, finish, ok};
 use crate::yard::{BLOCKYARD, Yard};
 
 /// The commands of a section of a page: the lines of its indented blocks and of its shell blocks,
@@ -141,5 +141,82 @@ fn guide_of_block_files() {
             session.run(&[command], &[]);
         }
     }
+    session.end();
+}
+
+/// A restore of one file from a backup that a yard made by its configuration.
+#[test]
+fn guide_of_backups() {
+    let place = Place::new();
+    let (pool, there) = (place.file("pool"), place.file("there"));
+    let (root, image) = (place.path().join("root"), place.file("image"));
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("hello"), "the file").unwrap();
+    let root = root.display().to_string();
+    ok(&["mke2fs", "-q", "-t", "ext4", "-d", &root, &image, "16M"]);
+    let volume = format!("volume:///v0?path={pool}&size=16M");
+    let yard = Yard::serve(&[&volume]);
+    ok(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &yard.uri("v0")]);
+    drop(yard);
+    // The yard of the page: the target is in this machine.
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/backup.md");
+    let page = fs::read_to_string(page).unwrap();
+    let (_, settings) = page.split_once("```toml\n").unwrap();
+    let settings = settings.split_once("```").unwrap().0;
+    let settings = settings
+        .replace("\"ssh\", \"backup.example\", \"blockyard\"", &format!("{BLOCKYARD:?}"))
+        .replace("/srv/pool", &pool)
+        .replace("/srv/backup", &there)
+        .replace("100G", "16M");
+    let file = place.file("yard.toml");
+    fs::write(&file, settings).unwrap();
+    let yard = Yard::serve_in(place, &["-c", &file]);
+    let control = yard.control();
+    let list = [BLOCKYARD, "backup", "list", "--json", "--control", &control];
+    let is_done = || {
+        let policies = finish(&list, &mut bounded(&list)).json();
+        assert_eq!(policies[0]["error"], serde_json::Value::Null, "{policies}");
+        policies[0]["last_success"].is_u64()
+    };
+    let waits = (0..3000).any(|_| {
+        std::thread::park_timeout(std::time::Duration::from_millis(10));
+        is_done()
+    });
+    assert!(waits, "{}", yard.complained());
+    let metrics = ok(&["curl", "-s", "--unix-socket", &control, "http://localhost/metrics"]);
+    assert!(metrics.contains("blockyard_backup_runs_total{backup=\"offsite\"} 1"), "{metrics}");
+    let printed = ok(&[BLOCKYARD, "backup", "list", "--control", &control]);
+    assert!(printed.contains("offsite") && printed.contains(" done "), "{printed}");
+    restore(&there);
+    ok(&[BLOCKYARD, "volume", "check", &there]);
+}
+
+/// Runs the commands by which a file of the backup in the pool `there` is restored.
+fn restore(there: &str) {
+    let mut session = Session::new();
+    let place = session.path().display().to_string();
+    let _unmount = (Unmount(format!("{place}/mnt/data")), Unmount(format!("{place}/mnt/yard")));
+    for directory in ["mnt", "mnt/data", "mnt/yard"] {
+        fs::create_dir(format!("{place}/{directory}")).unwrap();
+    }
+    let snapshots = ["volume", "list", "-t", "snapshot", "-Hp", "-o", "name", there];
+    let snapshot = ok(&[&[BLOCKYARD][..], &snapshots].concat()).trim().to_owned();
+    assert!(snapshot.starts_with("v0@offsite-2"), "{snapshot}");
+    let mut device = "/dev/loop0".to_owned();
+    for command in commands("backup.md", "Restore one file") {
+        let command = command
+            .replace("/mnt/", &format!("{place}/mnt/"))
+            .replace("/srv/backup", there)
+            .replace("v0@offsite-2026-11-29T20", &snapshot)
+            .replace("/dev/loop0", &device);
+        if command.starts_with("losetup --find") {
+            // Another test may take the device that losetup found, so it is tried again.
+            let file = command.split_whitespace().last().unwrap();
+            device = crate::attach::Loop::attach(file).keep();
+        } else {
+            session.run(&[command], &[]);
+        }
+    }
+    assert_eq!(fs::read_to_string(format!("{place}/mnt/restored")).unwrap(), "the file");
     session.end();
 }

@@ -15,7 +15,7 @@ pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
 pub(crate) use faults::{
     InjectArgs, InjectCommand, InjectListArgs, InjectRemoveArgs, InjectRunArgs, RemovedRules,
 };
-pub(crate) use pool::{PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs};
+pub(crate) use pool::{BackupCommand, PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs};
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,
 };
@@ -128,6 +128,9 @@ pub(crate) enum Command {
     /// Show the state and the activity of pools of volumes
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Show the backup policies that a yard runs
+    #[command(subcommand)]
+    Backup(BackupCommand),
     /// Look after a pool of durable volumes: volumes, snapshots, clones, a check
     #[command(subcommand)]
     Volume(VolumeCommand),

@@ -1,6 +1,7 @@
 //! `blockyard`: makes block devices, serves them, and looks after them while they are served.
 
 mod args;
+mod backup;
 mod config;
 mod devices;
 mod failure;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Command::Ublk(command) => ublk::run(&command, &mut out),
         Command::Ram(command) => ram::run(&command, &mut out),
         Command::Pool(command) => pool::run(&command, &mut out),
+        Command::Backup(command) => backup::run(&command, &mut out),
         Command::Volume(command) => volume::run(&command, &mut out),
         Command::Stats(args) => stats::run(&args, &mut out),
         Command::Iostat(args) => iostat::run(&args, &mut out),

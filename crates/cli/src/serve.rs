@@ -355,6 +355,7 @@ fn plan(args: &ServeArgs, activated: bool) -> Result<ServePlan, Failure> {
         web_token_file,
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
+        backups: config.backups,
         vhost_poll: args.vhost_poll.or(config.vhost_poll).unwrap_or(0),
         inherited: None,
     };

@@ -16,7 +16,15 @@ use std::sync::Arc;
 use blockyard_volume::names::{invalid, volume_name};
 use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_format::catalogue::{VolumeMeta, is_name};
-use time::OffsetDateTime;
+use time::{Date, Duration, OffsetDateTime};
+
+/// The seconds of an hour.
+const HOUR_S: u64 = 3600;
+
+/// A time in seconds since 1970; `None` if it is beyond the calendar, after the year 9999.
+fn time_of(seconds: u64) -> Option<OffsetDateTime> {
+    OffsetDateTime::from_unix_timestamp(i64::try_from(seconds).ok()?).ok()
+}
 
 /// Most snapshots that a retention keeps of one period.
 const COUNT_MAX: u32 = 100_000;
@@ -51,6 +59,64 @@ impl Period {
             Period::Month => ('m', "month"),
             Period::Year => ('y', "year"),
         }
+    }
+
+    /// How often something happens that happens once in each period.
+    pub fn adverb(self) -> &'static str {
+        match self {
+            Period::Hour => "hourly",
+            Period::Day => "daily",
+            Period::Week => "weekly",
+            Period::Month => "monthly",
+            Period::Year => "yearly",
+        }
+    }
+
+    /// The period of which [`Period::adverb`] is this.
+    pub fn of_adverb(word: &str) -> Option<Period> {
+        Period::ALL.into_iter().find(|period| period.adverb() == word)
+    }
+
+    /// A name of the period (UTC) of a time in seconds since 1970, such as `2026-11-29T20`,
+    /// `2026-11-29`, `2026-W48`, `2026-11` or `2026`.
+    pub fn label(self, seconds: u64) -> String {
+        let time = time_of(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let date = time.date();
+        let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
+        match self {
+            Period::Hour => format!("{year:04}-{month:02}-{day:02}T{:02}", time.hour()),
+            Period::Day => format!("{year:04}-{month:02}-{day:02}"),
+            Period::Week => {
+                let (year, week, _) = date.to_iso_week_date();
+                format!("{year:04}-W{week:02}")
+            }
+            Period::Month => format!("{year:04}-{month:02}"),
+            Period::Year => format!("{year:04}"),
+        }
+    }
+
+    /// When the period of a time ends, in seconds since 1970.
+    pub fn end_of(self, seconds: u64) -> u64 {
+        let last = || {
+            let time = time_of(seconds)?;
+            let first_of_month = time.date().replace_day(1).ok()?;
+            // 32 days after the first of a month are in the next one.
+            let next_month = first_of_month.checked_add(Duration::days(32))?.replace_day(1).ok()?;
+            let date = match self {
+                Period::Hour => {
+                    return Some((seconds / HOUR_S).saturating_add(1).saturating_mul(HOUR_S));
+                }
+                Period::Day => time.date().next_day()?,
+                Period::Week => {
+                    let passed = i64::from(time.weekday().number_days_from_monday());
+                    time.date().checked_add(Duration::days(7 - passed))?
+                }
+                Period::Month => next_month,
+                Period::Year => Date::from_ordinal_date(time.year() + 1, 1).ok()?,
+            };
+            u64::try_from(date.midnight().assume_utc().unix_timestamp()).ok()
+        };
+        last().unwrap_or(u64::MAX)
     }
 
     /// A number that two times have in common if they are in the same period.
@@ -128,9 +194,7 @@ impl Retention {
         let mut reasons: Vec<Vec<String>> = vec![Vec::new(); all.len()];
         let mut known: Vec<(usize, OffsetDateTime)> = Vec::new();
         for (at, it) in all.iter().enumerate() {
-            let time = i64::try_from(it.created).ok();
-            let time = time.and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok());
-            match time {
+            match time_of(it.created) {
                 _ if it.created == 0 => reasons[at].push("its creation time is unknown".to_owned()),
                 Some(time) if it.created <= now => known.push((at, time)),
                 _ => reasons[at].push("created in the future".to_owned()),
@@ -231,6 +295,7 @@ pub fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use time::Weekday;
     use time::macros::datetime;
 
     /// Snapshots at these times, in order of creation.
@@ -390,17 +455,17 @@ mod tests {
     fn three_years_of_hourly_snapshots_become_one_for_each_period() {
         let begin = datetime!(2024-01-01 00:30 UTC);
         let hours = 0..3 * 366 * 24;
-        let times: Vec<_> = hours.map(|hour| begin + time::Duration::hours(hour)).collect();
+        let times: Vec<_> = hours.map(|hour| begin + Duration::hours(hour)).collect();
         let now = times[times.len() - 1];
         let kept = kept("24h,7d,4w,12m,3y", &made(&times), now);
         let stays: Vec<_> = kept.iter().map(|at| times[*at]).collect();
         // The last 24 hours; of each of the 6 days before the last hour; of the weeks and months
         // before, their last hours, which are not those of the last days.
         let mut wanted: Vec<_> = times[times.len() - 24..].to_vec();
-        let last_hour_of = |date: time::Date| date.with_hms(23, 30, 0).unwrap().assume_utc();
-        let day = |days: i64| now.date() - time::Duration::days(days);
+        let last_hour_of = |date: Date| date.with_hms(23, 30, 0).unwrap().assume_utc();
+        let day = |days: i64| now.date() - Duration::days(days);
         wanted.extend((1..7).map(|days| last_hour_of(day(days))));
-        let sundays = (1..28).map(day).filter(|it| it.weekday() == time::Weekday::Sunday);
+        let sundays = (1..28).map(day).filter(|it| it.weekday() == Weekday::Sunday);
         wanted.extend(sundays.take(3).map(last_hour_of));
         let firsts = (0..340).map(day).filter(|it| it.day() == 1).take(11);
         wanted.extend(firsts.map(|it| last_hour_of(it.previous_day().unwrap())));
@@ -408,6 +473,30 @@ mod tests {
         wanted.sort();
         wanted.dedup();
         assert_eq!(stays, wanted);
+    }
+
+    #[test]
+    fn periods_have_names_and_ends() {
+        let cases = [
+            (Period::Hour, datetime!(2026-12-31 23:59:59 UTC), "2026-12-31T23"),
+            (Period::Day, datetime!(2028-02-29 23:59:59 UTC), "2028-02-29"),
+            (Period::Week, datetime!(2027-01-03 23:59:59 UTC), "2026-W53"),
+            (Period::Month, datetime!(2026-12-31 23:59:59 UTC), "2026-12"),
+            (Period::Month, datetime!(2027-01-31 23:59:59 UTC), "2027-01"),
+            (Period::Year, datetime!(2026-12-31 23:59:59 UTC), "2026"),
+        ];
+        for (period, last, label) in cases {
+            let last = last.unix_timestamp() as u64;
+            assert_eq!((period.label(last).as_str(), period.end_of(last)), (label, last + 1));
+            // The end is the first second of the next period.
+            assert_ne!(period.label(last + 1), label);
+            assert!(period.end_of(last + 1) > last + 1);
+            assert_eq!(Period::of_adverb(period.adverb()), Some(period));
+        }
+        let monday = datetime!(2027-01-04 00:00 UTC).unix_timestamp() as u64;
+        assert_eq!(Period::Week.end_of(monday), monday + 7 * 86_400);
+        assert_eq!(Period::Day.end_of(u64::MAX), u64::MAX);
+        assert_eq!(Period::of_adverb("sometimes"), None);
     }
 
     #[test]

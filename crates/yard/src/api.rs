@@ -25,6 +25,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::api_paths::ApiPaths;
+use crate::backup::Backups;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::devices::Devices;
 use crate::error::{FaultError, YardError};
@@ -98,6 +99,8 @@ pub struct Control {
     pub upgrade: Upgrade,
     /// The scenarios of faults that run.
     pub(crate) scenarios: ScenarioRuns,
+    /// The backup policies and their results.
+    pub backups: Arc<Backups>,
 }
 
 type Shared = State<Arc<Control>>;
@@ -109,7 +112,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 41] = [
+pub const PATHS: [&str; 42] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -130,6 +133,7 @@ pub const PATHS: [&str; 41] = [
     "/v1/devices/{name}/mkzonefs",
     "/v1/devices/{name}/zonefs",
     "/v1/zonefs",
+    "/v1/backups",
     "/v1/pools",
     "/v1/volumes",
     "/v1/volumes/{verb}",
@@ -176,6 +180,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/devices/{name}/mkzonefs", post(format_zonefs))
         .route("/v1/devices/{name}/zonefs", post(mount_zonefs).delete(unmount_zonefs))
         .route("/v1/zonefs", get(zonefs_mounts))
+        .route("/v1/backups", get(volumes::backups))
         .route("/v1/pools", get(volumes::pools))
         .route("/v1/volumes", get(volumes::list))
         .route("/v1/volumes/{verb}", post(volumes::work))
@@ -838,7 +843,9 @@ async fn metrics(State(control): Shared, headers: HeaderMap) -> Result<Response,
     // This reads every scheduler, and waits for threads that are dispatching.
     let text = waited_for(move || {
         let connections = all_connections(&control);
-        Ok(metrics::encode(&control.devices, connections, memory_use(&control), format))
+        let backups = control.backups.views();
+        let memory = memory_use(&control);
+        Ok(metrics::encode(&control.devices, connections, memory, backups, format))
     });
     let types = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
     Ok((types, text.await?).into_response())

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::UPGRADED;
+use crate::backup::BackupView;
 use crate::paths;
 use crate::process::ProcessView;
 use crate::ram::{BlocksView, HistogramsView, RamDone, RamRequest};
@@ -517,6 +518,14 @@ impl Client {
     /// If the yard cannot be reached or refuses.
     pub fn export(&self, request: &VolumeRequest) -> Result<Answer, ClientError> {
         self.stream("/v1/volumes/export", request)
+    }
+
+    /// The backup policies, with their last results.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn backups(&self) -> Result<Vec<BackupView>, ClientError> {
+        self.get("/v1/backups")
     }
 
     /// The contents of a RAM disk, `snapshot`, or a `dictionary` trained on it.

@@ -13,11 +13,13 @@ use crate::spec::DeviceSpec;
 use crate::ublk::UblkPlace;
 use crate::vhost::VhostPlace;
 
+mod backup;
 mod nvme;
 mod read;
 mod schema;
 mod tls;
 
+pub use backup::{BACKUP_NAME_MAX, BACKUP_TIMEOUT, BACKUPS_MAX, BackupSettings};
 pub use nvme::{
     NVME_CONNECTIONS, NVME_THREADS, NvmePlaces, NvmeProblem, NvmeSettings, NvmeSettingsError,
 };
@@ -76,6 +78,8 @@ pub struct Config {
     pub tls: TlsSettings,
     /// The positions of the TLS settings in the text.
     pub tls_places: TlsPlaces,
+    /// The backup policies.
+    pub backups: Vec<BackupSettings>,
     /// The devices, in the file's order.
     pub devices: Vec<DeviceSpec>,
     /// The positions of each device in the text.

@@ -17,6 +17,7 @@ use blockyard_nbd::{
 
 use crate::activation;
 use crate::api::Control;
+use crate::backup::BackupThread;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::config;
 use crate::control::{ControlError, ControlPlaces, ControlServer, Event};
@@ -75,6 +76,8 @@ pub struct DaemonOptions {
     pub nbd_memory: Option<u64>,
     /// The percentage of the time in which the thread of each ring of a virtual machine may poll.
     pub vhost_poll: u32,
+    /// The backup policies.
+    pub backups: Vec<config::BackupSettings>,
     /// What an earlier process has handed over.
     pub inherited: Option<Arc<Inherited>>,
 }
@@ -229,6 +232,8 @@ pub struct Daemon {
     cleanup: Arc<CleanupRegistry>,
     /// The thread that waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
+    /// The thread that runs the backup policies.
+    backups: Option<BackupThread>,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
@@ -263,19 +268,18 @@ impl Daemon {
         // It is still empty: only the daemon sets it.
         let _ = control.memory.set(Arc::clone(&memory));
         let cleanup = Arc::clone(&control.cleanup);
-        let (servers, stdio) = (Vec::new(), None);
         let (control, shared) = (Some(plane), control);
-        let (mount, nvme) = (None, Arc::clone(&shared.nvme));
         let mut daemon = Daemon {
             devices,
             control,
-            servers,
-            nvme,
+            servers: Vec::new(),
+            nvme: Arc::clone(&shared.nvme),
             memory,
-            mount,
+            mount: None,
             shared,
             cleanup,
-            stdio,
+            stdio: None,
+            backups: None,
             events,
             sender,
         };
@@ -293,7 +297,18 @@ impl Daemon {
         daemon.serve_all(options, bound)?;
         warn_of_open_control(options);
         daemon.share_servers();
+        daemon.start_backups(options)?;
         Ok(daemon)
+    }
+
+    /// Starts the thread that runs the backup policies, if there are any.
+    fn start_backups(&mut self, options: &DaemonOptions) -> Result<(), DaemonError> {
+        self.shared.backups.set(&options.backups);
+        if !options.backups.is_empty() {
+            let backups = self.shared.backups.start(&self.devices);
+            self.backups = Some(backups.map_err(DaemonError::Thread)?);
+        }
+        Ok(())
     }
 
     /// Serves the devices at all places. After an earlier process has given everything up, nothing
@@ -595,6 +610,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // The control plane runs until the end, because a second signal ends a shutdown that hangs.
+        drop(self.backups.take());
         // All servers begin to shut down before any is waited for, so their clients share one drain
         // time.
         self.servers.iter().for_each(|server| server.begin_shutdown());

@@ -9,6 +9,7 @@ pub mod activation;
 pub mod activity;
 pub mod api;
 pub mod api_paths;
+pub mod backup;
 pub mod cleanup_registry;
 pub mod client;
 pub mod config;

@@ -20,6 +20,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::backup::BackupView;
 use crate::devices::Devices;
 use crate::entry::DeviceEntry;
 use crate::param::SCHEDULERS;
@@ -40,11 +41,12 @@ pub use format::MetricsFormat;
 const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
 
 /// All metrics of a yard; `connections` are those of all clients, `memory` is the use of memory of
-/// the NBD connections.
+/// the NBD connections, `backups` are the policies.
 pub fn encode(
     devices: &Devices,
     connections: Vec<ConnectionView>,
     memory: MemoryUse,
+    backups: Vec<BackupView>,
     format: MetricsFormat,
 ) -> String {
     let mut registry = Registry::with_prefix("blockyard");
@@ -59,6 +61,7 @@ pub fn encode(
     let sample = MetricsSample {
         clients: ClientMetrics::new(connections),
         memory,
+        backups,
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
         hypervisors: devices
@@ -89,6 +92,7 @@ pub fn encode(
 struct MetricsSample {
     clients: ClientMetrics,
     memory: MemoryUse,
+    backups: Vec<BackupView>,
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
     /// The vhost-user servers, by the names of their devices.
@@ -199,6 +203,27 @@ const PER_RING_AND: [RingsBy; 2] = [
     ),
 ];
 
+/// A value of a backup policy.
+type BackupOf = fn(&BackupView) -> u64;
+
+/// Counters per backup policy.
+const BACKUP_COUNTERS: [(&str, &str, BackupOf); 3] = [
+    ("backup_runs", "Runs of the backup policy", |it| it.runs),
+    ("backup_failures", "Runs that failed", |it| it.failures),
+    ("backup_sent_bytes", "Bytes of streams that were sent to the target", |it| it.sent_bytes),
+];
+
+/// Gauges per backup policy.
+const BACKUP_GAUGES: [(&str, &str, BackupOf); 3] = [
+    ("backup_running", "1 while the policy runs", |it| it.running.into()),
+    ("backup_failed", "1 if its last run failed", |it| it.error.is_some().into()),
+    (
+        "backup_last_success_timestamp_seconds",
+        "When the last run that succeeded ended, in seconds since 1970; 0: none since the start",
+        |it| it.last_success.unwrap_or(0),
+    ),
+];
+
 type Gauge = fn(&DeviceSample) -> u64;
 
 /// Gauges per device.
@@ -301,6 +326,7 @@ impl Collector for MetricsSample {
         }
         self.encode_ram(&mut encoder)?;
         self.encode_pools(&mut encoder)?;
+        self.encode_backups(&mut encoder)?;
         let help = "NBD connections open now";
         encoder
             .encode_descriptor("nbd_connections", help, None, MetricType::Gauge)?
@@ -315,6 +341,25 @@ impl Collector for MetricsSample {
 }
 
 impl MetricsSample {
+    fn encode_backups(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, value) in BACKUP_COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for it in &self.backups {
+                family
+                    .encode_family(&[("backup", it.name.as_str())])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(it), None)?;
+            }
+        }
+        for (name, help, value) in BACKUP_GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for it in &self.backups {
+                let backup = [("backup", it.name.as_str())];
+                family.encode_family(&backup)?.encode_gauge(&value(it))?;
+            }
+        }
+        Ok(())
+    }
+
     fn encode_process(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let help = "1, with the version of the program as a label";
         encoder
@@ -628,6 +673,7 @@ mod tests {
             &devices,
             vec![nbd(1), nbd(2)],
             MemoryUse::default(),
+            vec![BackupView { name: "off".to_owned(), runs: 2, ..BackupView::default() }],
             MetricsFormat::OpenMetrics,
         );
         let pool = temp.path().canonicalize().unwrap().join("pool");
@@ -635,6 +681,7 @@ mod tests {
         assert!(text.ends_with("# EOF\n"), "{text}");
         for line in [
             "# TYPE blockyard_device_ops counter",
+            "blockyard_backup_runs_total{backup=\"off\"} 2",
             "blockyard_device_ops_total{device=\"plain\",op=\"read\"} 3",
             "blockyard_device_bytes_total{device=\"plain\",op=\"read\"} 12288",
             "blockyard_device_latency_seconds_count{device=\"plain\",op=\"read\"} 3",
@@ -681,7 +728,13 @@ mod tests {
         let devices = Devices::new();
         devices.make_subsystems(HostAccess::default(), None);
         devices.add(crate::uri::parse("null:///n0?size=1M").unwrap()).unwrap();
-        let text = encode(&devices, Vec::new(), MemoryUse::default(), MetricsFormat::OpenMetrics);
+        let text = encode(
+            &devices,
+            Vec::new(),
+            MemoryUse::default(),
+            Vec::new(),
+            MetricsFormat::OpenMetrics,
+        );
         for line in [
             "blockyard_nvme_controllers{device=\"n0\"} 0",
             "blockyard_nvme_queues{device=\"n0\"} 0",
@@ -702,7 +755,13 @@ mod tests {
         let mut io = Io::new(devices.find("r").unwrap().disk.open().unwrap(), 4096);
         io.write(Sector(0), &[7; 4096], blockyard_core::Flags::NONE).unwrap();
         io.run(Bio::new(Op::Discard, Sector(0), 8)).unwrap();
-        let text = encode(&devices, Vec::new(), MemoryUse::default(), MetricsFormat::OpenMetrics);
+        let text = encode(
+            &devices,
+            Vec::new(),
+            MemoryUse::default(),
+            Vec::new(),
+            MetricsFormat::OpenMetrics,
+        );
         let value = |family: &str, group: &str, stat: &str| {
             let line = format!("{family}{{device=\"r\",group=\"{group}\",stat=\"{stat}\"}} ");
             text.lines().find_map(|have| have.strip_prefix(&line)?.parse::<u64>().ok())

@@ -1,4 +1,4 @@
-//! The command line of `pool`.
+//! The command lines of `pool` and `backup`.
 
 use std::path::PathBuf;
 
@@ -107,4 +107,20 @@ pub(crate) struct PoolIostatArgs {
     pub(crate) no_first: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
+}
+
+const BACKUP_HELP: &str = "\
+A yard runs the backup policies of its configuration, [[backup]]: it makes snapshots, sends them by
+a command and prunes them.
+
+Example:
+  blockyard backup list
+";
+
+/// `backup`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = BACKUP_HELP)]
+pub(crate) enum BackupCommand {
+    /// List the backup policies of a yard with their last results; fails if a last run failed
+    List(TalkArgs),
 }

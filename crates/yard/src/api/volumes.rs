@@ -17,6 +17,7 @@ use blockyard_volume_admin::send::{SendOptions, Sending};
 
 use super::stream::{incoming, outgoing, pass_on};
 use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, read, waited_for};
+use crate::backup::BackupView;
 use crate::error::YardError;
 use crate::param::shown;
 use crate::streams::OpenStream;
@@ -37,6 +38,10 @@ pub(super) async fn list(State(control): Shared, asked: Asked) -> Answer<Vec<Vol
 
 pub(super) async fn pools(State(control): Shared) -> Answer<Vec<PoolView>> {
     blocking(move || Ok(control.devices.pool_views())).await
+}
+
+pub(super) async fn backups(State(control): Shared) -> axum::Json<Vec<BackupView>> {
+    axum::Json(control.backups.views())
 }
 
 pub(super) async fn work(

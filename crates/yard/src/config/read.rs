@@ -3,16 +3,20 @@
 use std::num::NonZeroUsize;
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use blockyard_nbd::{Endpoint, LIMIT_BYTES_MIN, UnixPlace};
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use blockyard_nvme::check_subsystem_nqn;
+use blockyard_volume_admin::prune::{Period, Retention};
+use blockyard_volume_format::catalogue::is_volume_name;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::{
-    Config, ConfigError, DEVICES_MAX, DevicePlaces, LEN_MAX, NO_SOCKET, NVME_CONNECTIONS,
-    NVME_THREADS, NvmePlaces, TlsMode, TlsPlaces,
+    BACKUP_NAME_MAX, BACKUP_TIMEOUT, BACKUPS_MAX, BackupSettings, Config, ConfigError, DEVICES_MAX,
+    DevicePlaces, LEN_MAX, NO_SOCKET, NVME_CONNECTIONS, NVME_THREADS, NvmePlaces, TlsMode,
+    TlsPlaces,
 };
 use crate::param::{
     DeviceKind, Param, ParamError, SWITCH_WORDS, ValueForm, expand_home, shown, switch,
@@ -26,7 +30,10 @@ use crate::vhost::VhostPlace;
 /// The most errors that are reported.
 const ERRORS_MAX: usize = 20;
 
-pub(super) const SECTIONS: [&str; 6] = ["serve", "tls", "nvme", "vhost", "ublk", "device"];
+pub(super) const SECTIONS: [&str; 7] =
+    ["serve", "tls", "nvme", "vhost", "ublk", "device", "backup"];
+pub(super) const BACKUP_KEYS: [&str; 7] =
+    ["name", "pool", "volumes", "snapshots", "keep", "target", "timeout"];
 pub(super) const SERVE_KEYS: [&str; 12] = [
     "nbd",
     "nvme",
@@ -98,13 +105,18 @@ impl ConfigReader<'_> {
                         self.device(device, config);
                     }
                 }
+                ("backup", DeValue::Array(backups)) => {
+                    for backup in backups.iter() {
+                        self.backup(backup, config);
+                    }
+                }
                 ("serve" | "tls" | "nvme" | "vhost" | "ublk", other) => {
                     let help = format!("begin a table with a line [{}]", key.get_ref());
                     self.type_error(value.span(), key.get_ref(), other, "a table", Some(help));
                 }
-                ("device", other) => {
-                    let help = Some("begin each device with a line [[device]]".to_owned());
-                    self.type_error(value.span(), "device", other, "an array of tables", help);
+                (section @ ("device" | "backup"), other) => {
+                    let help = Some(format!("begin each {section} with a line [[{section}]]"));
+                    self.type_error(value.span(), section, other, "an array of tables", help);
                 }
                 (other, _) => self.unknown_key(key.span(), other, "the file", &SECTIONS),
             }
@@ -330,8 +342,8 @@ impl ConfigReader<'_> {
         if let Some(value) = table.get("uri") {
             return self.device_by_uri(table, value, config);
         }
-        let kind = self.needed(device, table, "kind", "e.g. kind = \"null\"");
-        let name = self.needed(device, table, "name", "e.g. name = \"n0\"");
+        let kind = self.needed("device", device, table, "kind", "e.g. kind = \"null\"");
+        let name = self.needed("device", device, table, "name", "e.g. name = \"n0\"");
         let kind = kind.and_then(|(kind, span)| match find_kind(kind) {
             Ok(kind) => Some(kind),
             Err(error) => {
@@ -363,6 +375,104 @@ impl ConfigReader<'_> {
         }
         config.devices.push(spec);
         config.places.push(places);
+    }
+
+    /// A backup policy.
+    fn backup(&mut self, backup: &TomlValue<'_>, config: &mut Config) {
+        let DeValue::Table(table) = backup.get_ref() else {
+            let help = Some("begin each backup with a line [[backup]]".to_owned());
+            return self.type_error(backup.span(), "backup", backup.get_ref(), "a table", help);
+        };
+        for key in table.keys().filter(|key| !BACKUP_KEYS.iter().any(|it| key.get_ref() == *it)) {
+            self.unknown_key(key.span(), key.get_ref(), "[[backup]]", &BACKUP_KEYS);
+        }
+        let name = self.needed("backup", backup, table, "name", "e.g. name = \"offsite\"");
+        let pool = self.needed("backup", backup, table, "pool", "e.g. pool = \"/srv/pool\"");
+        let every =
+            self.needed("backup", backup, table, "snapshots", "e.g. snapshots = \"hourly\"");
+        let snapshots = every.and_then(|(word, span)| {
+            let period = Period::of_adverb(word);
+            if period.is_none() {
+                let help = "expected hourly, daily, weekly, monthly or yearly".to_owned();
+                self.error(span, format!("invalid snapshots `{}`", shown(word)), Some(help));
+            }
+            period
+        });
+        let name = name.filter(|(name, span)| {
+            let is_tag = BackupSettings::is_name(name);
+            let is_taken = config.backups.iter().any(|other| other.name == *name);
+            if !is_tag || is_taken {
+                let help = match is_tag {
+                    true => "expected a name that no other backup has".to_owned(),
+                    false => {
+                        format!("expected 1 to {BACKUP_NAME_MAX} letters, digits, `-`, `_` and `.`")
+                    }
+                };
+                self.error(span.clone(), format!("invalid name `{}`", shown(name)), Some(help));
+            }
+            is_tag && !is_taken
+        });
+        let keep = table.get("keep").and_then(|value| self.retention(value));
+        let strings = |reader: &mut Self, key: &str| {
+            table.get(key).map_or_else(Vec::new, |value| reader.strings(key, value))
+        };
+        let (volumes, target) = (strings(self, "volumes"), strings(self, "target"));
+        if let Some(value) = table.get("volumes")
+            && let Some(volume) = volumes.iter().find(|volume| !is_volume_name(volume))
+        {
+            let help = "expected the name of a volume".to_owned();
+            self.error(value.span(), format!("invalid volumes `{}`", shown(volume)), Some(help));
+        }
+        let timeout = table.get("timeout").map(|value| self.timeout(value));
+        let timeout = timeout.unwrap_or(Some(BACKUP_TIMEOUT));
+        let (Some((name, _)), Some((pool, _)), Some(snapshots), Some(timeout)) =
+            (name, pool, snapshots, timeout)
+        else {
+            return;
+        };
+        if config.backups.len() >= BACKUPS_MAX {
+            let help = format!("expected at most {BACKUPS_MAX}");
+            return self.error(backup.span(), "too many backups", Some(help));
+        }
+        let (name, pool) = (name.to_owned(), PathBuf::from(pool));
+        let settings = BackupSettings { name, pool, volumes, snapshots, keep, target, timeout };
+        config.backups.push(settings);
+    }
+
+    /// Which snapshots are kept.
+    fn retention(&mut self, value: &TomlValue<'_>) -> Option<Retention> {
+        let text = self.string("keep", value)?;
+        match text.parse() {
+            Ok(retention) => Some(retention),
+            Err(wanted) => {
+                self.error(value.span(), format!("invalid keep `{}`", shown(text)), Some(wanted));
+                None
+            }
+        }
+    }
+
+    /// An array of strings, one at least.
+    fn strings(&mut self, key: &str, value: &TomlValue<'_>) -> Vec<String> {
+        let DeValue::Array(items) = value.get_ref() else {
+            self.type_error(value.span(), key, value.get_ref(), "an array of strings", None);
+            return Vec::new();
+        };
+        if items.is_empty() {
+            let help = Some("expected one string at least, or no such key".to_owned());
+            self.error(value.span(), format!("invalid {key} `[]`"), help);
+        }
+        items.iter().filter_map(|item| self.string(key, item).map(str::to_owned)).collect()
+    }
+
+    /// How long the program of a backup may take.
+    fn timeout(&mut self, value: &TomlValue<'_>) -> Option<Duration> {
+        let text = self.string("timeout", value)?;
+        let timeout = BackupSettings::parse_timeout(text);
+        if timeout.is_none() {
+            let help = "expected 1s to 720h, in s, m or h, such as 90m".to_owned();
+            self.error(value.span(), format!("invalid timeout `{}`", shown(text)), Some(help));
+        }
+        timeout
     }
 
     /// Whether a device before this one has its name, which is an error.
@@ -437,10 +547,11 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// A mandatory key of a device, with its position.
+    /// A mandatory string of a device or backup, with its position.
     fn needed<'v>(
         &mut self,
-        device: &TomlValue<'_>,
+        what: &str,
+        item: &TomlValue<'_>,
         table: &'v DeTable<'_>,
         key: &str,
         example: &str,
@@ -448,8 +559,8 @@ impl ConfigReader<'_> {
         match table.get(key) {
             Some(value) => self.string(key, value).map(|text| (text, value.span())),
             None => {
-                let message = format!("{key}: missing in this device");
-                self.error(device.span(), message, Some(example.to_owned()));
+                let message = format!("{key}: missing in this {what}");
+                self.error(item.span(), message, Some(example.to_owned()));
                 None
             }
         }
@@ -851,7 +962,7 @@ mod tests {
             (
                 "x = 1\n",
                 "line 1, column 1: the file has no key `x`; known: serve, tls, nvme, \
-              vhost, ublk, device",
+              vhost, ublk, device, backup",
             ),
             ("[vhost]\nvm = \"tcp:a:1\"\n", "line 2, column 6: vhost: `vm`: expected unix:PATH"),
             (

@@ -38,6 +38,11 @@ pub fn schema() -> Value {
                     ],
                 },
             },
+            "backup": {
+                "description": "Backup policies, which the yard runs",
+                "type": "array",
+                "items": backup(),
+            },
             "device": {
                 "description": "The devices of the yard",
                 "type": "array",
@@ -219,6 +224,54 @@ fn nvme() -> Value {
     })
 }
 
+fn backup() -> Value {
+    json!({
+        "description": "A backup policy",
+        "type": "object",
+        "required": ["name", "pool", "snapshots"],
+        "additionalProperties": false,
+        "properties": {
+            "name": {
+                "description": "Name of the policy, with which its snapshots begin",
+                "type": "string",
+            },
+            "pool": {
+                "description": "Directory or disk of the pool, of which a volume is a device",
+                "type": "string",
+            },
+            "volumes": {
+                "description": "The volumes; all of the pool without it",
+                "type": "array",
+                "minItems": 1,
+                "items": { "type": "string" },
+            },
+            "snapshots": {
+                "description": "How often a snapshot is made",
+                "enum": ["hourly", "daily", "weekly", "monthly", "yearly"],
+            },
+            "keep": {
+                "description": "Which of its snapshots are kept, e.g. 24h,7d,4w; all without it",
+                "type": "string",
+                "pattern": "^[0-9]+[hdwmy](,[0-9]+[hdwmy])*$",
+            },
+            "target": {
+                "description":
+                    "Program that reads the stream of each volume, and its arguments; {volume} is \
+                     the name of the volume",
+                "type": "array",
+                "minItems": 1,
+                "items": { "type": "string" },
+            },
+            "timeout": {
+                "description": "How long the program may take for one stream",
+                "type": "string",
+                "pattern": "^[0-9]+[smh]$",
+                "default": "6h",
+            },
+        },
+    })
+}
+
 /// A word, or an array of words.
 fn words(words: &[&str]) -> Value {
     json!([
@@ -341,7 +394,7 @@ fn parameter(param: &Param) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read::{NVME_KEYS, SECTIONS, SERVE_KEYS, TLS_KEYS};
+    use super::super::read::{BACKUP_KEYS, NVME_KEYS, SECTIONS, SERVE_KEYS, TLS_KEYS};
     use super::*;
 
     fn keys(value: &Value) -> Vec<&str> {
@@ -363,6 +416,7 @@ mod tests {
         assert_eq!(keys(&schema["properties"]["serve"]), sorted(SERVE_KEYS));
         assert_eq!(keys(&schema["properties"]["tls"]), sorted(TLS_KEYS));
         assert_eq!(keys(&schema["properties"]["nvme"]), sorted(NVME_KEYS));
+        assert_eq!(keys(&schema["properties"]["backup"]["items"]), sorted(BACKUP_KEYS));
         let null = &schema["properties"]["device"]["items"]["oneOf"][0];
         assert_eq!(keys(null).len(), KINDS[0].params().count() + 2);
         assert_eq!(null["properties"]["bs"]["default"], "512");

@@ -112,6 +112,9 @@ fn checked(program: &Path) -> Result<PathBuf, YardError> {
 fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> {
     let mut whys = plan.refusals.clone();
     let devices = &control.devices;
+    for backup in control.backups.views().into_iter().filter(|backup| backup.running) {
+        whys.push(format!("the backup `{}` is in progress", backup.name));
+    }
     for mount in devices.zonefs_mounts() {
         whys.push(format!("the zonefs of `{}` is mounted at {}", mount.device, mount.dir));
     }
