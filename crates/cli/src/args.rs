@@ -67,7 +67,7 @@ Exit codes:
   7  `volume check`, `scrub` or `verify-stream` found damage, or a copy that is not good; or a pool
      is so damaged that it cannot be opened
   3  a wrong configuration file, or certificates or NVMe secrets that cannot be used
-  `serve --run` exits as the command does
+  `serve --run` exits as the command does; `status` has codes of its own
 ";
 
 /// The whole command line.
@@ -93,6 +93,8 @@ pub(crate) enum Command {
     /// List the devices of a yard
     #[command(visible_alias = "ls")]
     List(TalkArgs),
+    /// Show the warnings of a yard, with an exit code for monitoring
+    Status(StatusArgs),
     /// Show one device: geometry, limits, clients
     Show(DeviceArgs),
     /// Add a device to a running yard
@@ -389,6 +391,25 @@ pub(crate) struct TalkArgs {
     /// Print JSON, as the control API gives it
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+const STATUS_HELP: &str = "\
+Warnings: pool_fill and ram_limit (`warn_fill` of a volume or RAM disk is the mark, 80 % by
+default), no_space (writes to a pool failed with ENOSPC within ten minutes), pool_read_only,
+copy_bad, scrub_damage, reservations (more is reserved than is left). A fill that has fallen 5
+points below its mark is no warning any more.
+
+Exit codes, those of plugins for Nagios and Icinga:
+  0  OK: no warnings                     2  CRITICAL: data are lost or refused, or one copy is left
+  1  WARNING: other warnings             3  UNKNOWN: no yard answers
+";
+
+/// `status`.
+#[derive(Args, Debug)]
+#[command(after_help = STATUS_HELP)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
 }
 
 /// A command about one device.

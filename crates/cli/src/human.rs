@@ -1,23 +1,13 @@
 //! Numbers and tables for people: sizes, times, shares, and tables that fit the terminal.
 
+pub(crate) use blockyard_yard::size::rounded;
+
 use std::io::{self, IsTerminal, Write};
 
 use blockyard_yard::table::Table;
 
 /// Widest bar of a histogram, in characters.
 const BAR_MAX: usize = 40;
-
-/// A number of bytes with three digits, as `zfs list` prints it: `66.7G`.
-pub(crate) fn rounded(bytes: u64) -> String {
-    const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
-    let unit = bytes.checked_ilog2().unwrap_or(0) as usize / 10;
-    if bytes.is_multiple_of(1 << (10 * unit)) {
-        return format!("{}{}", bytes >> (10 * unit), LETTERS[unit]);
-    }
-    let value = bytes as f64 / (1_u64 << (10 * unit)) as f64;
-    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.decimals$}{}", LETTERS[unit])
-}
 
 /// A number of bytes for people, rounded to three digits as in `zfs list`, and exactly.
 pub(crate) fn exact(bytes: u64) -> String {

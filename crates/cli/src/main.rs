@@ -19,6 +19,7 @@ mod sched;
 mod serve;
 mod shell_snippet;
 mod stats;
+mod status;
 mod top;
 mod trace;
 mod ublk;
@@ -44,6 +45,12 @@ fn main() -> ExitCode {
         Command::Serve(args) => {
             drop(out);
             return finish(serve::run(*args, parent));
+        }
+        // Its exit codes are those of plugins for monitoring.
+        Command::Status(args) => {
+            let code = status::run(&args.talk, &mut out);
+            let flushed = code.and_then(|code| out.flush().map(|()| code).map_err(Failure::from));
+            return finish(flushed);
         }
         Command::List(talk) => devices::list(&talk, &mut out),
         Command::Show(args) => devices::show(&args, &mut out),

@@ -8,6 +8,7 @@ use blockyard_core::channel::percentile_ns;
 use blockyard_yard::activity::PoolActivity;
 use blockyard_yard::client::Client;
 use blockyard_yard::interval::{Interval, mean_ns};
+use blockyard_yard::scrubs::ScrubStateView;
 use blockyard_yard::table::duration;
 use blockyard_yard::view::{StatsView, sparse};
 use blockyard_yard::volumes::{LastScrubView, PoolView};
@@ -145,6 +146,9 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
         writeln!(out, "status: {status}")?;
         writeln!(out, "action: {action}")?;
     }
+    if let Some(scrub) = &view.scrub {
+        writeln!(out, "  scan: {}", unfinished(scrub))?;
+    }
     writeln!(out, "  scan: {}", view.last_scrub.as_ref().map_or("none".to_owned(), scan))?;
     let (used, capacity) = (view.used_bytes, pool.capacity());
     let (fill, garbage) = (percent(used, capacity), view.garbage_bytes());
@@ -195,6 +199,20 @@ fn trouble(pool: &ShownPool) -> Option<(&'static str, &'static str)> {
             "Run `volume scrub`, which names the blocks, and restore these from a backup.",
         )),
         _ => None,
+    }
+}
+
+/// A scrub that has begun and not ended, in a line.
+fn unfinished(scrub: &ScrubStateView) -> String {
+    let ScrubStateView { running, paused, verified_bytes, total_bytes } = *scrub;
+    let verified = rounded(verified_bytes);
+    match (running, paused) {
+        (true, _) => {
+            let (share, total) = (percent(verified_bytes, total_bytes), rounded(total_bytes));
+            format!("scrub in progress, {verified} of {total} verified, {share}% done")
+        }
+        (false, true) => format!("scrub paused, {verified} verified"),
+        (false, false) => format!("scrub stopped, {verified} verified"),
     }
 }
 
@@ -481,6 +499,19 @@ mod tests {
 
     #[test]
     fn a_scrub_is_a_line() {
+        let state = |running, paused| ScrubStateView {
+            running,
+            paused,
+            verified_bytes: 3 << 30,
+            total_bytes: 4 << 30,
+        };
+        for (state, line) in [
+            (state(true, false), "scrub in progress, 3G of 4G verified, 75% done"),
+            (state(false, true), "scrub paused, 3G verified"),
+            (state(false, false), "scrub stopped, 3G verified"),
+        ] {
+            assert_eq!(unfinished(&state), line);
+        }
         let scrub = LastScrubView {
             ended: 1_796_055_600,
             duration_ms: 3_723_001,

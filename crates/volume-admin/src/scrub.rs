@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_store::SegmentStore;
 use blockyard_volume::admin::now;
-use blockyard_volume::verify::{Report, Verifier};
+use blockyard_volume::verify::{Report, Verifier, VerifyStep};
 use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, ScrubRecord};
 
@@ -28,10 +28,10 @@ struct Throttle {
 }
 
 impl Throttle {
-    /// Sleeps until `bytes` bytes may have been read in total.
-    fn keep(&mut self, bytes: u64) {
+    /// Sleeps until `bytes` bytes may have been read in total, as long as `should_continue`.
+    fn keep(&mut self, bytes: u64, should_continue: &mut dyn FnMut() -> bool) -> bool {
         if self.bytes_per_second == 0 {
-            return;
+            return true;
         }
         let read = (bytes - self.from).saturating_sub(BURST_BYTES);
         let due = Duration::from_secs_f64(read as f64 / self.bytes_per_second as f64);
@@ -41,9 +41,53 @@ impl Throttle {
             (self.since, self.from) = (Instant::now(), bytes);
         }
         while !left.is_zero() {
+            if !should_continue() {
+                return false;
+            }
             std::thread::sleep(left.min(SLEEP_MAX));
             left = due.saturating_sub(self.since.elapsed());
         }
+        true
+    }
+}
+
+/// Where a scrub stopped, so that another one continues there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubPosition {
+    /// The number of the next volume or snapshot; those with smaller numbers are verified.
+    pub volume: u32,
+    /// The first block of it that is not verified.
+    pub block: u64,
+    /// The bytes of blocks and map pages that were verified.
+    pub verified_bytes: u64,
+    /// The time that it took so far.
+    pub elapsed: Duration,
+    /// What was found so far.
+    pub report: Report,
+}
+
+/// How far a scrub has come.
+#[derive(Clone, Copy, Debug)]
+pub struct ScrubStep<'r> {
+    /// The number of the volume or snapshot that is being verified.
+    pub volume: u32,
+    /// The first block of it that is not verified.
+    pub block: u64,
+    /// The bytes of blocks and map pages that were verified.
+    pub verified_bytes: u64,
+    /// The most bytes that are to be verified, about; at the end as many as were verified.
+    pub total_bytes: u64,
+    /// The time that it took so far.
+    pub elapsed: Duration,
+    /// What was found so far.
+    pub report: &'r Report,
+}
+
+impl ScrubStep<'_> {
+    /// The position at which another scrub would continue.
+    pub fn position(&self) -> ScrubPosition {
+        let ScrubStep { volume, block, verified_bytes, elapsed, report, .. } = *self;
+        ScrubPosition { volume, block, verified_bytes, elapsed, report: report.clone() }
     }
 }
 
@@ -61,38 +105,82 @@ pub fn scrub<D: SegmentStore>(
     rate: u64,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Report, VolumeError> {
+    continue_scrub(running, rate, ScrubPosition::default(), &mut |step| {
+        progress(step.verified_bytes, step.total_bytes)
+    })
+}
+
+/// Continues a scrub at a position, as by [`scrub`]. Blocks that earlier volumes share are read
+/// again, because the position does not say which these are.
+///
+/// # Errors
+/// If `progress` stops the scrub.
+pub fn continue_scrub<D: SegmentStore>(
+    running: &Running<D>,
+    rate: u64,
+    from: ScrubPosition,
+    progress: &mut dyn FnMut(&ScrubStep<'_>) -> bool,
+) -> Result<Report, VolumeError> {
     let (pool, began) = (running.pool(), Instant::now());
-    let mut pace = Throttle { bytes_per_second: rate, since: Instant::now(), from: 0 };
-    let (mut verifier, mut verified) = (Verifier::new(pool.segments(), true), 0);
+    let mut verifier = Verifier::new(pool.segments(), true);
+    // The verifier counts the blocks of its report again.
+    let base_bytes = from.verified_bytes.saturating_sub(from.report.stored_bytes);
+    let mut verified_bytes = from.verified_bytes;
+    let mut pace = Throttle { bytes_per_second: rate, since: Instant::now(), from: verified_bytes };
+    verifier.report = from.report;
     pool.settle();
-    let total = pool.segments().stored_bytes();
-    let names: Vec<String> = pool.list().into_iter().map(|meta| meta.name).collect();
-    for name in &names {
+    let total_bytes = pool.segments().stored_bytes();
+    // Numbers only grow: what is made meanwhile comes after the position.
+    let mut volumes: Vec<(u32, String)> =
+        pool.list().into_iter().map(|meta| (meta.id, meta.name)).collect();
+    volumes.sort_unstable();
+    for (id, name) in volumes.into_iter().filter(|(id, _)| *id >= from.volume) {
         // The volume may have been removed meanwhile, or made again.
-        let Ok(live) = pool.find(name) else { continue };
-        let (frozen, id, block_bytes) = (live.map.freeze(), live.meta.id, live.meta.block_bytes);
+        let Ok(live) = pool.find(&name) else { continue };
+        let (frozen, block_bytes) = (live.map.freeze(), live.meta.block_bytes);
         drop(live);
         let now = || pool.volumes().by_id.get(&id).cloned();
-        let should_continue = verifier.volume(block_bytes, &frozen, &now, &mut |bytes| {
-            verified = bytes;
-            pace.keep(bytes);
-            progress(bytes, total.max(bytes))
-        });
+        let first = if id == from.volume { from.block } else { 0 };
+        let should_continue =
+            verifier.volume(block_bytes, (&frozen, first), &now, &mut |at: &VerifyStep<'_>| {
+                verified_bytes = base_bytes + at.bytes;
+                let step = ScrubStep {
+                    volume: id,
+                    block: at.block,
+                    verified_bytes,
+                    total_bytes: total_bytes.max(verified_bytes),
+                    elapsed: from.elapsed + began.elapsed(),
+                    report: at.report,
+                };
+                pace.keep(verified_bytes, &mut || progress(&step)) && progress(&step)
+            });
         if !should_continue {
             return Err(VolumeError::Stopped);
         }
         verifier.report.volumes += 1;
     }
-    if verifier.is_too_little_counted() {
-        scan_liveness(running, &mut || progress(verified, total.max(verified)))?;
+    let is_too_little_counted = verifier.is_too_little_counted();
+    let report = verifier.report;
+    // After the last volume: a scrub that continues here has nothing left to read.
+    let mut step = ScrubStep {
+        volume: u32::MAX,
+        block: 0,
+        verified_bytes,
+        total_bytes: total_bytes.max(verified_bytes),
+        elapsed: from.elapsed + began.elapsed(),
+        report: &report,
+    };
+    if is_too_little_counted {
+        scan_liveness(running, &mut || progress(&step))?;
     }
     pool.segments().log_repairs();
     // Volumes removed meanwhile and free space were not read: everything in use was.
-    if !progress(verified, verified) {
+    step.total_bytes = verified_bytes;
+    if !progress(&step) {
         return Err(VolumeError::Stopped);
     }
-    record(running, &verifier.report, began.elapsed());
-    Ok(verifier.report)
+    record(running, &report, from.elapsed + began.elapsed());
+    Ok(report)
 }
 
 /// Records a completed scrub in the pool.

@@ -26,6 +26,7 @@ pub(crate) struct Meters {
     /// Incremented by the committer.
     waits: Counter,
     searches: Counter,
+    refused: Counter,
 }
 
 impl Meters {
@@ -88,6 +89,11 @@ impl Meters {
         self.searches.add(1);
     }
 
+    /// Counts a write that fails for lack of space.
+    pub(crate) fn refused(&self) {
+        self.refused.add(1);
+    }
+
     /// Counts a sync that was not part of a group's write.
     pub(crate) fn synced(&self) {
         self.syncs.add(1);
@@ -117,6 +123,7 @@ impl Meters {
             cleaned: self.cleaned.get(),
             waits: self.waits.get(),
             searches: self.searches.get(),
+            refused: self.refused.get(),
         }
     }
 }
@@ -156,4 +163,6 @@ pub struct Activity {
     pub waits: u64,
     /// How often the pool searched for space because a write had found none.
     pub searches: u64,
+    /// Writes that failed for lack of space (ENOSPC).
+    pub refused: u64,
 }

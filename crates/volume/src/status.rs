@@ -36,6 +36,8 @@ pub struct PoolStatus {
     /// Bytes that can still be written, including those for which the pool can grow, without
     /// reserves.
     pub available_bytes: u64,
+    /// Bytes that are reserved for volumes and that these have not written.
+    pub unused_reserved_bytes: u64,
     /// Bytes of live blocks, and of map pages once: what is not garbage in the segments in use.
     pub live_bytes: u64,
     /// The last scrub that was completed.
@@ -70,6 +72,7 @@ impl PoolStatus {
             outside_free_bytes: segments.directory().free_bytes()?,
             used_bytes,
             available_bytes,
+            unused_reserved_bytes: volumes.unused_reserved_bytes(),
             live_bytes: segments.stored_bytes(),
             scrub: volumes.last_scrub(),
             repaired: volumes.repaired_before.saturating_add(segments.repaired_count()),

@@ -89,7 +89,8 @@ pub fn verify<D: SegmentStore>(
     let mut verifier = Verifier::new(&segments, mends).with_loose(loose);
     for live in volumes.by_id.values() {
         let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
-        if !verifier.volume(live.meta.block_bytes, &frozen, &now, goes_on) {
+        let goes_on = &mut |step: &VerifyStep<'_>| goes_on(step.bytes);
+        if !verifier.volume(live.meta.block_bytes, (&frozen, 0), &now, goes_on) {
             return Err(VolumeError::Stopped);
         }
     }
@@ -179,6 +180,17 @@ pub struct Verifier<'a, D: SegmentStore> {
     pub report: Report,
 }
 
+/// How far a verification has come.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifyStep<'r> {
+    /// What was found so far.
+    pub report: &'r Report,
+    /// The bytes of blocks and map pages that this verifier has verified.
+    pub bytes: u64,
+    /// The first block of the volume that is not verified.
+    pub block: u64,
+}
+
 /// Finds the current state of a volume, if it exists. The caller does not keep a reference all the
 /// time, because a volume that is referred to cannot be changed.
 pub type Now<'a> = dyn Fn() -> Option<Arc<OpenVolume>> + 'a;
@@ -207,15 +219,15 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         Verifier { loose, ..self }
     }
 
-    /// Verifies a volume or snapshot by its map, except for data that earlier ones share. `now`
-    /// finds its current state, unless it was removed. After each leaf, `goes_on` is called with
-    /// the bytes verified, and returns whether to continue. Returns whether it did so to the end.
+    /// Verifies a volume or snapshot by its map from a block on, except for data that earlier ones
+    /// share. `now` finds its current state, unless it was removed. After each leaf, `goes_on` is
+    /// called and returns whether to continue. Returns whether it did so to the end.
     pub fn volume(
         &mut self,
         block_bytes: u32,
-        frozen: &Frozen,
+        (frozen, from): (&Frozen, u64),
         now: &Now<'_>,
-        goes_on: &mut dyn FnMut(u64) -> bool,
+        goes_on: &mut dyn FnMut(&VerifyStep<'_>) -> bool,
     ) -> bool {
         // Blocks written since then are in segments that had fewer live bytes at that time.
         let live = self.segments.live().0;
@@ -223,12 +235,17 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         let counts = self.before.iter_mut().zip(live);
         counts.for_each(|(before, now)| *before = now.max(*before));
         for (number, node) in (0..).zip(frozen) {
-            let Some(node) = node else { continue };
+            let Some(node) = node.as_ref().filter(|_| (number + 1) * NODE_BLOCKS > from) else {
+                continue;
+            };
             if !self.page(now, number * NODE_BLOCKS, node.location(), What::Node) {
                 continue;
             }
             for (at, leaf) in node.leaves() {
                 let first = number * NODE_BLOCKS + (at * FAN) as u64;
+                if first + FAN as u64 <= from {
+                    continue;
+                }
                 if !self.page(now, first, leaf.location(), What::Leaf) {
                     continue;
                 }
@@ -242,7 +259,12 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
                         self.block(now, block_bytes, block, entry);
                     }
                 }
-                if !goes_on(self.report.stored_bytes + self.page_bytes) {
+                let step = VerifyStep {
+                    report: &self.report,
+                    bytes: self.report.stored_bytes + self.page_bytes,
+                    block: first + FAN as u64,
+                };
+                if !goes_on(&step) {
                     return false;
                 }
             }
@@ -514,7 +536,7 @@ mod tests {
         let verify = || {
             let mut verifier = Verifier::new(segments, false);
             let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
-            assert!(verifier.volume(live.meta.block_bytes, &frozen, &now, &mut |_| true));
+            assert!(verifier.volume(live.meta.block_bytes, (&frozen, 0), &now, &mut |_| true));
             verifier.counts();
             verifier.report.damage
         };
@@ -541,7 +563,7 @@ mod tests {
         let begin = || {
             let mut verifier = Verifier::new(segments, true);
             let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(&live)));
-            assert!(verifier.volume(live.meta.block_bytes, &frozen, &now, &mut |_| true));
+            assert!(verifier.volume(live.meta.block_bytes, (&frozen, 0), &now, &mut |_| true));
             verifier
         };
         let verifier = begin();

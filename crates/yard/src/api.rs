@@ -23,6 +23,7 @@ use blockyard_ublk::block_path;
 use blockyard_volume::VolumeError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
 
 use crate::api_paths::ApiPaths;
 use crate::backup::Backups;
@@ -43,6 +44,7 @@ use crate::view::{
     ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView, StatsView,
     VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
+use crate::warnings::StatusView;
 use crate::web_access::WebAccess;
 use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::{self, ZoneImageDone, ZoneImageError};
@@ -101,6 +103,8 @@ pub struct Control {
     pub(crate) scenarios: ScenarioRuns,
     /// The backup policies and their results.
     pub backups: Arc<Backups>,
+    /// Wakes the thread that looks for scrubs which are to run.
+    pub(crate) upkeep: Notify,
 }
 
 type Shared = State<Arc<Control>>;
@@ -112,7 +116,7 @@ const NBD: &str = "nbd";
 const NVME: &str = "nvme";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 42] = [
+pub const PATHS: [&str; 43] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -143,6 +147,7 @@ pub const PATHS: [&str; 42] = [
     "/v1/volumes/receive",
     "/v1/volumes/scrub",
     "/v1/scenario",
+    "/v1/status",
     "/v1/stats",
     "/v1/zones",
     "/v1/process",
@@ -190,6 +195,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/volumes/receive", post(volumes::receive))
         .route("/v1/volumes/scrub", post(volumes::scrub))
         .route("/v1/scenario", post(faults::run).delete(faults::stop))
+        .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
         .route("/v1/zones", get(zone_counts))
         .route("/v1/process", get(process))
@@ -835,6 +841,16 @@ struct UnlistenQuery {
 async fn unlisten(State(control): Shared, asked: Asked) -> Answer<ListenerView> {
     let UnlistenQuery { place, force } = query(asked)?;
     blocking(move || control.nvme.unlisten(&control.devices, &place, force)).await
+}
+
+/// The warnings as they are now.
+async fn status(State(control): Shared) -> Answer<StatusView> {
+    blocking(move || {
+        let (devices, pools) = (&control.devices, control.devices.pool_views());
+        devices.look_for_warnings(&pools, blockyard_volume::admin::now());
+        Ok(StatusView::new(devices.list().len(), pools.len(), devices.warnings().list()))
+    })
+    .await
 }
 
 async fn metrics(State(control): Shared, headers: HeaderMap) -> Result<Response, ErrorResponse> {

@@ -25,6 +25,7 @@ use crate::view::{
     ZoneDone, ZoneRequest, ZonesView,
 };
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
+use crate::warnings::StatusView;
 use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::ZoneImageDone;
 
@@ -250,6 +251,14 @@ impl Client {
     /// If the yard cannot be reached.
     pub fn stats(&self) -> Result<Vec<StatsView>, ClientError> {
         self.get("/v1/stats")
+    }
+
+    /// The warnings of the yard.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached.
+    pub fn status(&self) -> Result<StatusView, ClientError> {
+        self.get("/v1/status")
     }
 
     /// The zones of all zoned devices by condition.

@@ -21,6 +21,7 @@ use crate::http::{self, CLIENTS_MAX, Waits};
 use crate::monitor::{self, STREAMS_MAX};
 use crate::upgrade::incoming::Inherited;
 use crate::upgrade::message::ListenerKind;
+use crate::upkeep;
 use crate::web_access::{TokenError, WebAccess};
 
 /// The number of threads for requests that wait for a device or for its clients: as many as both
@@ -202,6 +203,7 @@ impl ControlServer {
                 server.serve_web(place, places.web_token, &shared)?;
                 control.monitor.keep_history();
             }
+            tokio::spawn(upkeep::run(Arc::clone(&control)));
             tokio::spawn(monitor::run(control));
         }
         server.runtime = Some(runtime);

@@ -1,7 +1,6 @@
 //! The devices of one process, by name: opened, listed, exported and removed while in use.
 #![allow(clippy::disallowed_types)] // The table of devices is control plane.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,11 +18,13 @@ use crate::config::DEVICES_MAX;
 use crate::entry::{DeviceEntry, NvmeExport, describe};
 use crate::error::{StackError, YardError};
 use crate::replays::Replays;
+use crate::scrubs::Scrubs;
 use crate::spec::DeviceSpec;
 use crate::stack;
 use crate::ublk::{SuspendedUblk, UblkInfo, UblkPlace, UblkServers, block_path};
 use crate::vhost::{BoundVhost, SuspendedVhost, VhostServers};
 use crate::view::{FormatRequest, FormatView, HostView, MountView};
+use crate::warnings::Warnings;
 use crate::zonefs::Mounts;
 
 mod hand_over;
@@ -50,8 +51,8 @@ pub struct Devices {
     replays: Replays,
     /// The control socket of this yard, once it is known.
     control: OnceLock<PathBuf>,
-    /// The scrubs by the path of the pool. An entry per pool that was scrubbed.
-    scrubs: Mutex<BTreeMap<PathBuf, ScrubCounts>>,
+    scrubs: Scrubs,
+    warnings: Warnings,
 }
 
 #[derive(Default)]
@@ -82,15 +83,6 @@ struct Suspended<'d> {
     ublk: Option<SuspendedUblk<'d>>,
 }
 
-/// What the scrubs of a pool found since the yard was started, also if the pool was closed since.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ScrubCounts {
-    /// Completed scrubs.
-    pub(crate) scrubs: u64,
-    /// Damaged blocks and map pages that could not be repaired.
-    pub(crate) damaged: u64,
-}
-
 /// A reserved name. Dropping it releases the name; it must not be dropped while the lock is held.
 struct Reserved<'d> {
     devices: &'d Devices,
@@ -115,7 +107,8 @@ impl Default for Devices {
             mounts: Mounts::default(),
             replays: Replays::default(),
             control: OnceLock::new(),
-            scrubs: Mutex::default(),
+            scrubs: Scrubs::default(),
+            warnings: Warnings::default(),
         }
     }
 }
@@ -126,18 +119,14 @@ impl Devices {
         Arc::default()
     }
 
-    /// Counts a completed scrub of the pool at this path.
-    pub(crate) fn count_scrub(&self, pool: &Path, damaged: u64) {
-        let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = scrubs.entry(pool.to_owned()).or_default();
-        counts.scrubs += 1;
-        counts.damaged += damaged;
+    /// The scrubs of pools.
+    pub(crate) fn scrubs(&self) -> &Scrubs {
+        &self.scrubs
     }
 
-    /// The completed scrubs of the pool at this path.
-    pub(crate) fn scrub_counts(&self, pool: &Path) -> ScrubCounts {
-        let scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
-        scrubs.get(pool).copied().unwrap_or_default()
+    /// The warnings about pools and devices.
+    pub(crate) fn warnings(&self) -> &Warnings {
+        &self.warnings
     }
 
     /// The NBD exports: every device under its name.

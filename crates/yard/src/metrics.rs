@@ -29,6 +29,7 @@ use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
 use crate::view::ConnectionView;
 use crate::volumes::PoolView;
+use crate::warnings::WarningKind;
 use crate::zone_counts::count_by_condition;
 
 mod clients;
@@ -51,6 +52,7 @@ pub fn encode(
 ) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = devices.pool_views();
+    devices.look_for_warnings(&pools, blockyard_volume::admin::now());
     // The list of all devices is gone before a drive is asked for its zones, which may take long:
     // a device that a request has cannot be replaced.
     let samples = devices.list().into_iter().map(|entry| DeviceSample::new(&entry)).collect();
@@ -78,6 +80,7 @@ pub fn encode(
             .collect(),
         devices: samples,
         zones: zones.collect(),
+        warnings: devices.warnings().counts().to_vec(),
         process: ProcessView::new(),
     };
     registry.register_collector(Box::new(sample));
@@ -102,6 +105,8 @@ struct MetricsSample {
     devices: Vec<DeviceSample>,
     /// The zones of each zoned device by condition.
     zones: Vec<(String, Vec<(ZoneCond, u64)>)>,
+    /// For each kind of warning how many there are now, and were raised so far.
+    warnings: Vec<(WarningKind, u64, u64)>,
     process: ProcessView,
 }
 
@@ -336,6 +341,7 @@ impl Collector for MetricsSample {
         self.encode_nvme(&mut encoder)?;
         self.encode_vhost(&mut encoder)?;
         self.encode_ublk(&mut encoder)?;
+        self.encode_warnings(&mut encoder)?;
         self.encode_process(&mut encoder)
     }
 }
@@ -356,6 +362,22 @@ impl MetricsSample {
                 let backup = [("backup", it.name.as_str())];
                 family.encode_family(&backup)?.encode_gauge(&value(it))?;
             }
+        }
+        Ok(())
+    }
+
+    fn encode_warnings(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "Warnings now, as `blockyard status` lists them";
+        let mut family = encoder.encode_descriptor("warnings", help, None, MetricType::Gauge)?;
+        for (kind, now, _) in &self.warnings {
+            family.encode_family(&[("kind", kind.name())])?.encode_gauge(now)?;
+        }
+        let (name, help) = ("warnings_raised", "Warnings that were raised");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (kind, _, raised) in &self.warnings {
+            family
+                .encode_family(&[("kind", kind.name())])?
+                .encode_counter::<NoLabelSet, _, f64>(raised, None)?;
         }
         Ok(())
     }

@@ -75,6 +75,18 @@ fn multiplier(suffix: &str) -> Result<u64, SizeError> {
         .ok_or(SizeError::Suffix)
 }
 
+/// A number of bytes with three digits, as `zfs list` prints it: `66.7G`.
+pub fn rounded(bytes: u64) -> String {
+    const LETTERS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+    let unit = bytes.checked_ilog2().unwrap_or(0) as usize / 10;
+    if bytes.is_multiple_of(1 << (10 * unit)) {
+        return format!("{}{}", bytes >> (10 * unit), LETTERS[unit]);
+    }
+    let value = bytes as f64 / (1_u64 << (10 * unit)) as f64;
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$}{}", LETTERS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

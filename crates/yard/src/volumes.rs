@@ -17,10 +17,11 @@ use blockyard_volume_admin::space::{self, Listed};
 use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::devices::{Devices, ScrubCounts};
+use crate::devices::Devices;
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::param::shown;
+use crate::scrubs::{ScrubCounts, ScrubStateView};
 use crate::size::Bytes;
 use crate::volume_secret::{SecretText, secret};
 
@@ -249,6 +250,15 @@ pub struct PoolView {
     pub cleaning_waits: u64,
     /// How often space was searched because an allocation had failed.
     pub space_searches: u64,
+    /// Writes that failed for lack of space (ENOSPC) since the pool was opened.
+    #[serde(default)]
+    pub writes_refused: u64,
+    /// The bytes that are reserved for volumes and that these have not written.
+    #[serde(default)]
+    pub unused_reserved_bytes: u64,
+    /// The scrub that has begun and not ended, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubStateView>,
     /// The scrubs that this yard has completed.
     #[serde(default)]
     pub scrubs: u64,
@@ -330,6 +340,9 @@ impl PoolView {
             segments_cleaned: activity.cleaned,
             cleaning_waits: activity.waits,
             space_searches: activity.searches,
+            writes_refused: activity.refused,
+            unused_reserved_bytes: status.unused_reserved_bytes,
+            scrub: None,
             scrubs: 0,
             scrub_damaged: 0,
             live_bytes: status.live_bytes,
@@ -357,7 +370,7 @@ impl PoolView {
     }
 
     /// The counters by name, for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 14] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 15] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
         [
             ("pool_groups", "Groups in the log", self.groups),
@@ -371,6 +384,7 @@ impl PoolView {
             ("pool_segments_cleaned", "Segments that were emptied", self.segments_cleaned),
             ("pool_cleaning_waits", "Waits of writes for cleaning", self.cleaning_waits),
             ("pool_space_searches", "Times that space was looked for", self.space_searches),
+            ("pool_writes_refused", "Writes that failed without space", self.writes_refused),
             ("pool_mended", "Repairs of a copy from the other one", mended),
             ("pool_scrubs", "Scrubs that were completed", self.scrubs),
             (
@@ -382,7 +396,7 @@ impl PoolView {
     }
 
     /// The gauges by name, for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 9] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 10] {
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
         [
@@ -392,6 +406,11 @@ impl PoolView {
             ("pool_outside_free_bytes", "Bytes by which it can grow", self.outside_free_bytes),
             ("pool_used_bytes", "Bytes that count", self.used_bytes),
             ("pool_available_bytes", "Bytes that can still be written", self.available_bytes),
+            (
+                "pool_unused_reserved_bytes",
+                "Bytes reserved for volumes and not written",
+                self.unused_reserved_bytes,
+            ),
             ("pool_volumes", "Volumes and snapshots", self.volumes),
             (
                 "pool_failed_read_only",
@@ -486,7 +505,7 @@ pub struct VolumeRequest {
 const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "token"];
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 21] = [
+const VERBS: [(&str, &[&str]); 23] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -508,7 +527,12 @@ const VERBS: [(&str, &[&str]); 21] = [
     ("abort-receive", &[]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
+    ("pause-scrub", &[]),
+    ("resume-scrub", &[]),
 ];
+
+/// The verb after which the yard looks for scrubs at once.
+pub(crate) const RESUME_SCRUB: &str = "resume-scrub";
 
 /// The query for a list of volumes.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -904,6 +928,18 @@ impl Devices {
     ) -> Result<VolumeDone, YardError> {
         request.check(verb)?;
         let pool = self.pool(request.pool.as_deref())?;
+        if let "pause-scrub" | RESUME_SCRUB = verb {
+            let scrubbed = self.scrubbed(&pool);
+            let done = match verb {
+                RESUME_SCRUB => self.scrubs().resume(&scrubbed).map(|()| "the scrub continues")?,
+                _ => self.scrubs().pause(&scrubbed).map(|()| "paused the scrub")?,
+            };
+            return Ok(VolumeDone {
+                name: pool.path().display().to_string(),
+                done: done.to_owned(),
+                ..VolumeDone::default()
+            });
+        }
         let volume = request.name.split('@').next().unwrap_or_default();
         let device = match verb {
             "rollback" => self.device_of(&pool, volume),
@@ -943,9 +979,9 @@ impl Devices {
     /// The state of every pool, as far as the system reports it.
     pub fn pool_views(&self) -> Vec<PoolView> {
         let views = self.pools().into_iter().map(|pool| {
-            let ScrubCounts { scrubs, damaged } = self.scrub_counts(pool.path());
-            let view = PoolView::new(&pool)?;
-            Ok::<_, VolumeError>(PoolView { scrubs, scrub_damaged: damaged, ..view })
+            let ScrubCounts { scrubs, damaged } = self.scrubs().counts(pool.path());
+            let (scrub, view) = (self.scrubs().state(&self.scrubbed(&pool)), PoolView::new(&pool)?);
+            Ok::<_, VolumeError>(PoolView { scrubs, scrub_damaged: damaged, scrub, ..view })
         });
         views.filter_map(|view| view.inspect_err(|error| tracing::warn!("{error}")).ok()).collect()
     }

@@ -323,4 +323,22 @@ fn damage_that_a_scrub_cannot_repair_is_counted() {
     let report = fixture.scrub().report.unwrap();
     assert_eq!((report.damaged, report.mended), (1, 0), "{report:?}");
     assert_eq!((counted("scrubs"), counted("scrub_damaged"), counted("mended")), (3, 1, 1));
+    let status = fixture.client.status().unwrap();
+    let warnings: Vec<_> = status.warnings.iter().map(|it| it.kind.as_str()).collect();
+    assert_eq!((status.state.as_str(), warnings), ("critical", vec!["scrub_damage"]));
+    let text = fixture.client.metrics().unwrap();
+    assert!(text.contains("blockyard_warnings{kind=\"scrub_damage\"} 1\n"), "{text}");
+    assert!(text.contains("blockyard_warnings_raised_total{kind=\"scrub_damage\"} 1\n"), "{text}");
+}
+
+#[test]
+fn a_scrub_that_has_not_begun_is_neither_paused_nor_resumed() {
+    let fixture = Fixture::new();
+    let of = |verb: &str| fixture.client.volume(verb, &VolumeRequest::default());
+    let code = |verb: &str| of(verb).unwrap_err().code().unwrap_or_default().to_owned();
+    assert_eq!([code("pause-scrub"), code("resume-scrub")], ["invalid"; 2]);
+    assert_eq!(fixture.scrub().report.unwrap().damaged, 0);
+    let pool = &fixture.client.pools().unwrap()[0];
+    assert_eq!((pool.scrub, pool.scrubs, pool.writes_refused), (None, 1, 0));
+    assert_eq!(fixture.client.status().unwrap().state, "ok");
 }

@@ -632,6 +632,12 @@ pub(crate) struct VolumeScrubArgs {
     /// Read at most so much in a second, e.g. 100M
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) rate: Option<u64>,
+    /// Pause the scrub that runs in a yard; its position is kept, also when the yard ends
+    #[arg(long, conflicts_with_all = ["rate", "resume"])]
+    pub(crate) pause: bool,
+    /// Let the yard continue a scrub that was paused or stopped, without waiting for its end
+    #[arg(long, conflicts_with = "rate")]
+    pub(crate) resume: bool,
 }
 
 impl VolumeSnapshotArgs {

@@ -36,6 +36,9 @@ pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Fai
 }
 
 pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), Failure> {
+    if args.pause || args.resume {
+        return pause_or_resume(args, out);
+    }
     let mut progress = ProgressLine::new("verified");
     let report = match PoolAccess::find(&args.pool, Make::Never)? {
         PoolAccess::Here(running) => {
@@ -57,6 +60,23 @@ pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), 
     };
     drop(progress);
     print(&args.pool, &report, out)
+}
+
+fn pause_or_resume(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let PoolAccess::There(client, path) = PoolAccess::find(&args.pool, Make::Never)? else {
+        let text = format!(
+            "invalid POOL `{}`: no yard has it open; expected one of a yard, which scrubs it",
+            args.pool.pool.display()
+        );
+        return Err(Failure::new(Code::Refused, text));
+    };
+    let request = VolumeRequest { pool: Some(text(&path)?), ..VolumeRequest::default() };
+    let verb = if args.pause { "pause-scrub" } else { "resume-scrub" };
+    let done = client.volume(verb, &request)?;
+    if args.pool.talk.json {
+        return print_json(&done, out);
+    }
+    Ok(writeln!(out, "{}: {}", done.name, done.done)?)
 }
 
 /// Reads what a yard tells of a scrub, to its end.

@@ -588,6 +588,9 @@ impl Answers {
     ) {
         for record in &mut group.records {
             let volume = record.volume.as_ref().map(|volume| volume.meta.id);
+            if status == Status::NoSpc && matches!(record.body, Body::Write(_)) {
+                pool.meters().refused();
+            }
             let Some(reply) = &mut record.reply else {
                 // This write was answered early. If it failed, the volume's next flush returns the
                 // error.

@@ -9,7 +9,7 @@ use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
-use blockyard_volume_admin::scrub::scrub;
+use blockyard_volume_admin::scrub::{ScrubPosition, ScrubStep, continue_scrub, scrub};
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
     Volume::open(VolumeConfig {
@@ -417,4 +417,39 @@ fn a_pool_keeps_its_last_scrub() {
     drop(read_only);
     let running = Running::open(&path, Options::default()).unwrap();
     assert_eq!(running.status().unwrap().scrub, Some(kept));
+}
+
+/// Stops a scrub after each leaf, and continues it with another one: together they read each block
+/// once, and what they found adds up.
+#[test]
+fn a_scrub_continues_where_another_one_stopped() {
+    let (_place, path) = pool("scrub-continued");
+    let running = Running::open(&path, Options::default()).unwrap();
+    for name in ["v0", "v1"] {
+        running.create(name, 64 << 20, 4096).unwrap();
+        let volume = open(&path, name, 0);
+        // Several leaves of the map, and holes between them.
+        (0..8).for_each(|at| write(&volume, at << 23, at as u8 + 1));
+    }
+    let whole = scrub(&running, 0, &mut |_, _| true).unwrap();
+    let (mut position, mut rounds) = (ScrubPosition::default(), 0);
+    let report = loop {
+        let (from, mut last) = (position.clone(), None);
+        let is_end = |step: &ScrubStep<'_>| step.volume == u32::MAX;
+        let scrubbed = continue_scrub(&running, 0, from, &mut |step| {
+            last = Some(step.position());
+            is_end(step)
+        });
+        position = last.expect("each scrub makes a step");
+        rounds += 1;
+        match scrubbed {
+            Ok(report) => break report,
+            Err(error) => {
+                assert!(matches!(error, blockyard_volume::VolumeError::Stopped), "{error}")
+            }
+        }
+    };
+    assert_eq!((report.blocks, report.stored_bytes), (whole.blocks, whole.stored_bytes));
+    assert!(rounds > 6, "{rounds} rounds");
+    assert_eq!(running.status().unwrap().scrub.unwrap().verified_bytes, whole.stored_bytes);
 }

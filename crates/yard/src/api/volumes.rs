@@ -12,7 +12,6 @@ use blockyard_store::PoolBacking;
 use blockyard_volume::VolumeError;
 use blockyard_volume_admin::diff::diff as compare;
 use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_into};
-use blockyard_volume_admin::scrub::scrub as scrub_pool;
 use blockyard_volume_admin::send::{SendOptions, Sending};
 
 use super::stream::{incoming, outgoing, pass_on};
@@ -20,11 +19,12 @@ use super::{Answer, Asked, ErrorResponse, Name, Shared, blocking, path, query, r
 use crate::backup::BackupView;
 use crate::error::YardError;
 use crate::param::shown;
+use crate::scrubs::being_scrubbed;
 use crate::streams::OpenStream;
 use crate::volume_diff::each_line;
 use crate::volumes::{
-    PoolView, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone, VolumeRequest,
-    VolumeView, VolumesQuery,
+    PoolView, RESUME_SCRUB, ReceiveQuery, ReceivedView, ScrubLine, ScrubView, VolumeDone,
+    VolumeRequest, VolumeView, VolumesQuery,
 };
 
 /// The number of bytes between two progress messages.
@@ -53,6 +53,9 @@ pub(super) async fn work(
     blocking(move || {
         let done = control.devices.work_on_volume(&verb, &request)?;
         tracing::info!(volume = done.name, verb, "volume worked on");
+        if verb == RESUME_SCRUB {
+            control.upkeep.notify_one();
+        }
         Ok(done)
     })
     .await
@@ -167,13 +170,18 @@ pub(super) async fn scrub(
     let request: VolumeRequest = read(body)?;
     let rate = request.rate_bytes.unwrap_or(0);
     let devices = Arc::clone(&control.devices);
-    let axum::Json(pool) = blocking(move || {
+    let waited = waited_for(move || {
         request.check("scrub")?;
-        devices.pool(request.pool.as_deref())
-    })
-    .await?;
+        let pool = devices.pool(request.pool.as_deref())?;
+        let scrubbed = devices.scrubbed(&pool);
+        match devices.scrubs().state(&scrubbed).is_some_and(|scrub| scrub.running) {
+            true => Err(being_scrubbed(pool.path())),
+            false => Ok(scrubbed),
+        }
+    });
+    let pool = waited.await?;
     let (answer, mut out) = outgoing();
-    let open = control.streams.begin(format!("{} is being scrubbed", pool.path().display()));
+    let open = control.streams.begin(format!("{} is being scrubbed", pool.running.path().display()));
     let is_gone = out.closed_check();
     tokio::task::spawn_blocking(move || {
         let (mut told, mut all) = (0, 0);
@@ -182,7 +190,9 @@ pub(super) async fn scrub(
             text.push(b'\n');
             out.write_all(&text).and_then(|()| out.flush()).is_ok()
         };
-        let scrubbed = scrub_pool(&pool, rate, &mut |verified_bytes, total_bytes| {
+        let scrubs = control.devices.scrubs();
+        let path = pool.running.path();
+        let scrubbed = scrubs.run(&pool, rate, false, &mut |verified_bytes, total_bytes| {
             let tell = verified_bytes >= told + TOLD_BYTES || told == 0;
             all = verified_bytes;
             if tell {
@@ -195,13 +205,12 @@ pub(super) async fn scrub(
         match scrubbed {
             Ok(report) => {
                 let (damaged, mended) = (report.damaged, report.repaired);
-                control.devices.count_scrub(pool.path(), damaged);
-                tracing::info!(pool = %pool.path().display(), damaged, mended, "scrubbed");
+                tracing::info!(pool = %path.display(), damaged, mended, "scrubbed");
                 let report = Some(ScrubView::from(report));
                 // A client that has disconnected does not need it.
                 let _ = line(&ScrubLine { verified_bytes: all, total_bytes: all, report });
             }
-            Err(error) => tracing::info!(pool = %pool.path().display(), "scrub: {error}"),
+            Err(error) => tracing::info!(pool = %path.display(), "scrub: {error}"),
         }
         drop((pool, open));
     });

@@ -312,6 +312,12 @@ const RAM: &[Param] = &[
         "most memory for data; what would need more fails with NOSPC; 0: no limit",
     ),
     param(
+        "warn_fill",
+        count(0, 100),
+        "80",
+        "warn when data take so much of mem_limit, in percent; 0: never",
+    ),
+    param(
         "compact",
         count(0, 100),
         "3",
@@ -425,6 +431,26 @@ const VOLUME: &[Param] = &[
         "auto",
         "by what the pool's files are read and written: io_uring where the system lets it, or as \
          the pool is open; io_uring; or calls that block",
+    ),
+    param(
+        "warn_fill",
+        count(0, 100),
+        "80",
+        "warn when the pool is so full, in percent; 0: never; of several volumes the least that is \
+         given",
+    ),
+    param(
+        "scrub",
+        text(16),
+        "never",
+        "how often the pool is scrubbed: never, daily, weekly, monthly, or a time such as 36h; of \
+         several volumes the most frequent",
+    ),
+    param(
+        "scrub_rate",
+        size(0, PIB),
+        "100M",
+        "most bytes that such a scrub reads in a second; 0: any number",
     ),
     param(
         "key_file",

@@ -11,7 +11,9 @@ use blockyard_volume::{
 
 use super::{Conventional, Made, as_given, with_delay};
 use crate::error::StackError;
+use crate::param::shown;
 use crate::paths;
+use crate::scrubs::parse_schedule;
 use crate::spec::DeviceSpec;
 
 /// Opens the device.
@@ -89,6 +91,12 @@ fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
 }
 
 fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
+    let scrub = spec.text("scrub").unwrap_or_default();
+    parse_schedule(&scrub).map_err(|wanted| VolumeError::Invalid {
+        field: "scrub",
+        value: shown(&scrub),
+        wanted: wanted.to_owned(),
+    })?;
     Ok(VolumeConfig {
         path: pool_path(spec),
         path2: spec.text("path2").map(PathBuf::from),
@@ -147,6 +155,9 @@ mod tests {
         let odd = uri::parse("volume:///v?path=/p&size=100001k").unwrap();
         let error = check(&odd).unwrap_err().to_string();
         assert!(error.starts_with("invalid size `100001k`: expected a multiple of"), "{error}");
+        let spec = uri::parse("volume:///v?path=/p&size=1G&scrub=yearly").unwrap();
+        let error = check(&spec).unwrap_err().to_string();
+        assert!(error.starts_with("invalid scrub `yearly`: expected never, daily"), "{error}");
         for text in ["taskq:0", "taskq:257", "serial"] {
             let spec = uri::parse(&format!("volume:///v?path=/p&size=1G&commit={text}")).unwrap();
             let error = check(&spec).unwrap_err().to_string();

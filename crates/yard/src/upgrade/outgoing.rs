@@ -82,6 +82,8 @@ pub(crate) fn run(control: &Control, request: &UpgradeRequest) -> Result<Upgrade
     if let Err(error) = ready {
         return Err(successor.fail(error));
     }
+    // They have their pools open; the successor continues them.
+    control.devices.scrubs().stop_all();
     let (paused, view) = hand_over(control, request, &successor)?;
     *state = UpgradeState::Ended;
     // It is still empty: a process is upgraded once.

@@ -1,0 +1,104 @@
+//! `status`: the warnings of a yard, with an exit code for monitoring.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use blockyard_yard::error::counted;
+use blockyard_yard::warnings::{CRITICAL, StatusView};
+
+use crate::args::TalkArgs;
+use crate::devices::{client, print_json};
+use crate::failure::Failure;
+use crate::human::date;
+
+/// Exit codes, which are those of plugins for Nagios, Icinga and similar programs.
+const OK: u8 = 0;
+const WARNING: u8 = 1;
+const CRITICAL_CODE: u8 = 2;
+const UNKNOWN: u8 = 3;
+
+/// Prints the status; returns the exit code.
+pub(crate) fn run(talk: &TalkArgs, out: &mut impl Write) -> Result<ExitCode, Failure> {
+    let status = match client(talk).status() {
+        Ok(status) => status,
+        Err(error) => {
+            // Monitoring reads standard output.
+            writeln!(out, "UNKNOWN: {error}")?;
+            return Ok(ExitCode::from(UNKNOWN));
+        }
+    };
+    if talk.json {
+        print_json(&status, out)?;
+    } else {
+        print(&status, out)?;
+    }
+    Ok(ExitCode::from(code(&status)))
+}
+
+fn code(status: &StatusView) -> u8 {
+    match status.state.as_str() {
+        "ok" => OK,
+        "warning" => WARNING,
+        _ => CRITICAL_CODE,
+    }
+}
+
+fn print(status: &StatusView, out: &mut impl Write) -> Result<(), Failure> {
+    let (devices, pools) = (counted(status.devices, "device"), counted(status.pools, "pool"));
+    let critical = status.warnings.iter().filter(|it| it.severity == CRITICAL).count() as u64;
+    let others = status.warnings.len() as u64 - critical;
+    let found = match (critical, others) {
+        (0, 0) => "no warnings".to_owned(),
+        (0, others) => counted(others, "warning"),
+        (critical, others) => format!("{critical} critical, {}", counted(others, "warning")),
+    };
+    writeln!(out, "{}: {devices}, {pools}, {found}", status.state.to_uppercase())?;
+    for warning in &status.warnings {
+        writeln!(
+            out,
+            "{}: {} {}: {} (since {} UTC)",
+            warning.severity,
+            warning.kind,
+            warning.subject,
+            warning.message,
+            date(warning.since)
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockyard_yard::warnings::WarningView;
+
+    #[test]
+    fn the_first_line_has_the_state_and_the_exit_code_is_that_of_plugins() {
+        let warning = |severity: &str| WarningView {
+            kind: "pool_fill".to_owned(),
+            severity: severity.to_owned(),
+            subject: "/srv/pool".to_owned(),
+            message: "82% full: 8.20G of 10G".to_owned(),
+            since: 1_796_055_600,
+        };
+        let line = "pool_fill /srv/pool: 82% full: 8.20G of 10G (since 2026-11-30 16:20 UTC)\n";
+        for (severities, wanted, exit) in [
+            (&[][..], "OK: 2 devices, 1 pool, no warnings\n".to_owned(), 0),
+            (&["warning"], format!("WARNING: 2 devices, 1 pool, 1 warning\nwarning: {line}"), 1),
+            (
+                &["warning", "critical"],
+                format!(
+                    "CRITICAL: 2 devices, 1 pool, 1 critical, 1 warning\ncritical: {line}\
+                     warning: {line}"
+                ),
+                2,
+            ),
+        ] {
+            let warnings = severities.iter().map(|severity| warning(severity)).collect();
+            let status = StatusView::new(2, 1, warnings);
+            let mut out = Vec::new();
+            print(&status, &mut out).unwrap();
+            assert_eq!((String::from_utf8(out).unwrap(), code(&status)), (wanted, exit));
+        }
+    }
+}

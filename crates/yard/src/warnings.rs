@@ -1,0 +1,243 @@
+//! Warnings: conditions of pools and RAM disks that an administrator should know of.
+//!
+//! [`Warnings::update`] compares the conditions of now with the warnings that are raised: each is
+//! logged once when it is raised, and once when it is over. A measure that goes up and down around
+//! its mark raises one warning, because it has to fall below a second mark before the warning ends.
+#![allow(clippy::disallowed_types)] // The table of warnings is control plane.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) mod conditions;
+
+/// The default of `warn_fill`, in percent.
+pub const WARN_FILL: u64 = 80;
+
+/// How long after the last write that failed for lack of space the warning about it stays.
+const NO_SPACE_S: u64 = 600;
+
+/// What a warning is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WarningKind {
+    /// A pool is fuller than its mark.
+    PoolFill,
+    /// Writes to a pool failed for lack of space.
+    NoSpace,
+    /// A pool accepts no writes.
+    PoolReadOnly,
+    /// A copy of a pool is not good.
+    CopyBad,
+    /// The last scrub of a pool found damage that it could not repair.
+    ScrubDamage,
+    /// The reservations of a pool exceed its space.
+    Reservations,
+    /// A RAM disk uses more of its memory limit than its mark.
+    RamLimit,
+}
+
+impl WarningKind {
+    /// All kinds.
+    pub const ALL: [WarningKind; 7] = [
+        WarningKind::PoolFill,
+        WarningKind::NoSpace,
+        WarningKind::PoolReadOnly,
+        WarningKind::CopyBad,
+        WarningKind::ScrubDamage,
+        WarningKind::Reservations,
+        WarningKind::RamLimit,
+    ];
+
+    /// The name for programs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WarningKind::PoolFill => "pool_fill",
+            WarningKind::NoSpace => "no_space",
+            WarningKind::PoolReadOnly => "pool_read_only",
+            WarningKind::CopyBad => "copy_bad",
+            WarningKind::ScrubDamage => "scrub_damage",
+            WarningKind::Reservations => "reservations",
+            WarningKind::RamLimit => "ram_limit",
+        }
+    }
+
+    /// Whether data are lost or refused, or the next failure would lose some.
+    pub const fn is_critical(self) -> bool {
+        match self {
+            WarningKind::NoSpace
+            | WarningKind::PoolReadOnly
+            | WarningKind::CopyBad
+            | WarningKind::ScrubDamage => true,
+            WarningKind::PoolFill | WarningKind::Reservations | WarningKind::RamLimit => false,
+        }
+    }
+}
+
+/// A warning that is raised.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct WarningView {
+    /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `copy_bad`, `scrub_damage`,
+    /// `reservations` or `ram_limit`.
+    pub kind: String,
+    /// `warning` or `critical`.
+    pub severity: String,
+    /// The path of the pool, or the name of the device.
+    pub subject: String,
+    /// A sentence for people.
+    pub message: String,
+    /// When it was raised, in seconds since 1970 (UTC).
+    pub since: u64,
+}
+
+/// `GET /v1/status`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct StatusView {
+    /// The worst severity: `ok`, `warning` or `critical`.
+    pub state: String,
+    /// The number of devices.
+    pub devices: u64,
+    /// The number of pools that are open.
+    pub pools: u64,
+    /// The warnings, critical ones first, the oldest first.
+    pub warnings: Vec<WarningView>,
+}
+
+impl StatusView {
+    /// The status of a yard with these warnings.
+    pub fn new(devices: usize, pools: usize, mut warnings: Vec<WarningView>) -> StatusView {
+        warnings.sort_by_key(|it| (it.severity != CRITICAL, it.since));
+        let state = warnings.first().map_or("ok", |worst| worst.severity.as_str()).to_owned();
+        StatusView { state, devices: devices as u64, pools: pools as u64, warnings }
+    }
+}
+
+/// The severity of a critical warning.
+pub const CRITICAL: &str = "critical";
+
+/// Whether a condition is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// The warning is raised.
+    Raise,
+    /// The warning stays as it is, raised or not.
+    Keep,
+    /// The warning ends.
+    Clear,
+}
+
+impl Level {
+    fn of(is_raised: bool) -> Level {
+        if is_raised { Level::Raise } else { Level::Clear }
+    }
+}
+
+/// A condition of something at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    kind: WarningKind,
+    subject: String,
+    level: Level,
+    message: String,
+}
+
+#[derive(Debug)]
+struct RaisedWarning {
+    since: u64,
+    message: String,
+}
+
+#[derive(Debug, Default)]
+struct WarningTable {
+    raised: BTreeMap<(WarningKind, String), RaisedWarning>,
+    /// How often a warning of each kind was raised.
+    counts: [u64; WarningKind::ALL.len()],
+    /// The writes to each pool that had failed for lack of space when it was looked at last, and
+    /// until when the warning stays.
+    refused: BTreeMap<String, (u64, u64)>,
+}
+
+/// The warnings of a yard.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(Mutex<WarningTable>);
+
+impl Warnings {
+    fn table(&self) -> MutexGuard<'_, WarningTable> {
+        // The next update corrects what a holder that panicked has left.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Raises and ends warnings by all conditions at a time, in seconds since 1970. `refused` has
+    /// for each open pool the writes that failed for lack of space since it was opened. A warning
+    /// about something that has no condition ends.
+    pub(crate) fn update(
+        &self,
+        now_s: u64,
+        mut conditions: Vec<Condition>,
+        refused: &[(String, u64)],
+    ) {
+        let mut table = self.table();
+        conditions.extend(refused.iter().map(|(pool, count)| {
+            // A pool that was opened again counts from 0.
+            let (before, until_s) = table.refused.get(pool).copied().unwrap_or((0, 0));
+            let is_new = *count > if *count < before { 0 } else { before };
+            let until_s = if is_new { now_s.saturating_add(NO_SPACE_S) } else { until_s };
+            table.refused.insert(pool.clone(), (*count, until_s));
+            Condition {
+                kind: WarningKind::NoSpace,
+                subject: pool.clone(),
+                level: Level::of(now_s < until_s),
+                message: format!("{count} writes failed with ENOSPC since it was opened"),
+            }
+        }));
+        table.refused.retain(|pool, _| refused.iter().any(|(open, _)| open == pool));
+        let is_there = |key: &(WarningKind, String)| {
+            let mut of = conditions.iter().filter(|it| it.kind == key.0 && it.subject == key.1);
+            of.any(|condition| condition.level != Level::Clear)
+        };
+        table.raised.retain(|key, _| {
+            let stays = is_there(key);
+            if !stays {
+                tracing::info!(subject = key.1, warning = key.0.name(), "a warning is over");
+            }
+            stays
+        });
+        for Condition { kind, subject, level, message } in conditions {
+            if let Some(raised) = table.raised.get_mut(&(kind, subject.clone())) {
+                raised.message = message;
+            } else if level == Level::Raise {
+                tracing::warn!(subject, warning = kind.name(), "{message}");
+                let count = WarningKind::ALL.iter().position(|it| *it == kind);
+                count.into_iter().for_each(|at| table.counts[at] += 1);
+                table.raised.insert((kind, subject), RaisedWarning { since: now_s, message });
+            }
+        }
+    }
+
+    /// The warnings that are raised.
+    pub(crate) fn list(&self) -> Vec<WarningView> {
+        let table = self.table();
+        let view = |((kind, subject), raised): (&(WarningKind, String), &RaisedWarning)| {
+            let severity = if kind.is_critical() { CRITICAL } else { "warning" };
+            WarningView {
+                kind: kind.name().to_owned(),
+                severity: severity.to_owned(),
+                subject: subject.clone(),
+                message: raised.message.clone(),
+                since: raised.since,
+            }
+        };
+        table.raised.iter().map(view).collect()
+    }
+
+    /// For each kind the warnings that are raised now, and how many were raised so far.
+    pub(crate) fn counts(&self) -> [(WarningKind, u64, u64); WarningKind::ALL.len()] {
+        let table = self.table();
+        let mut at = 0;
+        WarningKind::ALL.map(|kind| {
+            let now = table.raised.keys().filter(|key| key.0 == kind).count() as u64;
+            at += 1;
+            (kind, now, table.counts[at - 1])
+        })
+    }
+}

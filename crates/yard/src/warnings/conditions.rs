@@ -1,0 +1,193 @@
+//! The conditions of pools and RAM disks about which a yard warns, from their state at one moment.
+
+use super::{Condition, Level, WarningKind};
+use crate::ram::RamView;
+use crate::size::rounded;
+use crate::volumes::{CopyView, PoolView};
+
+/// How far a fill has to fall below its mark before the warning ends, in percentage points.
+const HYSTERESIS: u64 = 5;
+
+/// The level of a fill of `used` of `all` against a mark in percent; a mark of 0 never warns.
+fn fill_level(used: u64, all: u64, mark_percent: u64) -> Level {
+    let share = |percent: u64| u128::from(all) * u128::from(percent);
+    let used = u128::from(used) * 100;
+    if mark_percent == 0 || all == 0 {
+        Level::Clear
+    } else if used >= share(mark_percent) {
+        Level::Raise
+    } else if used >= share(mark_percent.saturating_sub(HYSTERESIS)) {
+        Level::Keep
+    } else {
+        Level::Clear
+    }
+}
+
+fn percent(used: u64, all: u64) -> u128 {
+    u128::from(used) * 100 / u128::from(all.max(1))
+}
+
+/// The conditions of a pool with a mark for its fill in percent.
+pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Condition> {
+    let (used, left) = (view.used_bytes, view.available_bytes);
+    let all = used.saturating_add(left);
+    let condition = |kind, level, message: String| Condition {
+        kind,
+        subject: view.path.clone(),
+        level,
+        message,
+    };
+    let damaged = view.last_scrub.map_or(0, |scrub| scrub.damaged);
+    let bad: Vec<&CopyView> = view.copies.iter().filter(|copy| !copy.good).collect();
+    let states: Vec<String> =
+        bad.iter().map(|copy| format!("the copy at {} is {}", copy.path, copy.state)).collect();
+    vec![
+        condition(
+            WarningKind::PoolFill,
+            fill_level(used, all, mark_percent),
+            format!("{}% full: {} of {}", percent(used, all), rounded(used), rounded(all)),
+        ),
+        condition(
+            WarningKind::PoolReadOnly,
+            Level::of(view.failed_read_only),
+            "a write or a sync has failed; nothing is written until it is opened again".to_owned(),
+        ),
+        condition(WarningKind::CopyBad, Level::of(!bad.is_empty()), states.join("; ")),
+        condition(
+            WarningKind::ScrubDamage,
+            Level::of(damaged > 0),
+            format!(
+                "the last scrub found {damaged} damaged blocks and pages that it could not repair"
+            ),
+        ),
+        condition(
+            WarningKind::Reservations,
+            Level::of(view.unused_reserved_bytes > left),
+            format!(
+                "{} are reserved and not written, and {} are left",
+                rounded(view.unused_reserved_bytes),
+                rounded(left)
+            ),
+        ),
+    ]
+}
+
+/// The condition of a RAM disk with a mark for its memory limit in percent.
+pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Condition {
+    let (used, limit) = (view.mm_stat.mem_used_total, view.mm_stat.mem_limit);
+    let share = percent(used, limit);
+    Condition {
+        kind: WarningKind::RamLimit,
+        subject: name.to_owned(),
+        level: fill_level(used, limit, mark_percent),
+        message: format!("{share}% of its memory: {} of {}", rounded(used), rounded(limit)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::LastScrubView;
+    use crate::warnings::{StatusView, Warnings};
+
+    fn pool(used: u64) -> PoolView {
+        PoolView {
+            path: "/p".to_owned(),
+            used_bytes: used,
+            available_bytes: 1000 - used,
+            ..PoolView::default()
+        }
+    }
+
+    fn kinds(warnings: &Warnings) -> Vec<String> {
+        warnings.list().into_iter().map(|warning| warning.kind).collect()
+    }
+
+    #[test]
+    fn a_fill_warns_once_until_it_is_well_below_its_mark() {
+        let warnings = Warnings::default();
+        let counted = || warnings.counts()[0].2;
+        for (now, used, is_raised, count) in [
+            (1, 799, false, 0),
+            (2, 800, true, 1),
+            (3, 799, true, 1),
+            (4, 801, true, 1),
+            (5, 750, true, 1),
+            (6, 749, false, 1),
+            (7, 799, false, 1),
+            (8, 900, true, 2),
+        ] {
+            warnings.update(now, pool_conditions(&pool(used), 80), &[]);
+            assert_eq!((!kinds(&warnings).is_empty(), counted()), (is_raised, count), "{used}");
+        }
+        let warning = &warnings.list()[0];
+        assert_eq!((warning.since, warning.severity.as_str()), (8, "warning"));
+        assert_eq!(warning.message, "90% full: 900 of 1000");
+        // A mark of 0 never warns, and a pool that was closed has no warnings.
+        warnings.update(9, pool_conditions(&pool(900), 0), &[]);
+        assert_eq!(kinds(&warnings), [""; 0]);
+        warnings.update(10, pool_conditions(&pool(900), 80), &[]);
+        warnings.update(11, Vec::new(), &[]);
+        assert_eq!((kinds(&warnings), counted()), (vec![], 3));
+    }
+
+    #[test]
+    fn writes_without_space_warn_for_ten_minutes() {
+        let warnings = Warnings::default();
+        for (now, count, is_raised, raised) in [
+            (0, 0, false, 0),
+            (100, 5, true, 1),
+            (699, 5, true, 1),
+            (700, 5, false, 1),
+            (800, 6, true, 2),
+            (1399, 7, true, 2),
+            (1998, 7, true, 2),
+            // The pool was opened again.
+            (2000, 0, false, 2),
+            (2001, 1, true, 3),
+        ] {
+            warnings.update(now, Vec::new(), &[("/p".to_owned(), count)]);
+            let have = (!kinds(&warnings).is_empty(), warnings.counts()[1].2);
+            assert_eq!(have, (is_raised, raised), "at {now}");
+        }
+    }
+
+    #[test]
+    fn states_of_a_pool_are_warnings_as_long_as_they_last() {
+        let warnings = Warnings::default();
+        let bad =
+            CopyView { path: "/b".to_owned(), state: "stale".to_owned(), ..CopyView::default() };
+        let view = PoolView {
+            failed_read_only: true,
+            copies: vec![CopyView { good: true, ..CopyView::default() }, bad],
+            last_scrub: Some(LastScrubView { damaged: 3, ..LastScrubView::default() }),
+            unused_reserved_bytes: 901,
+            ..pool(100)
+        };
+        warnings.update(5, pool_conditions(&view, 80), &[]);
+        let all = ["pool_read_only", "copy_bad", "scrub_damage", "reservations"];
+        assert_eq!(kinds(&warnings), all);
+        assert_eq!(warnings.list()[1].message, "the copy at /b is stale");
+        let status = StatusView::new(1, 1, warnings.list());
+        assert_eq!((status.state.as_str(), status.warnings[3].kind.as_str()), ("critical", all[3]));
+        let view = PoolView { unused_reserved_bytes: 901, ..pool(100) };
+        warnings.update(6, pool_conditions(&view, 80), &[]);
+        let status = StatusView::new(1, 1, warnings.list());
+        assert_eq!((status.state.as_str(), status.warnings[0].since), ("warning", 5));
+        warnings.update(7, pool_conditions(&pool(100), 80), &[]);
+        assert_eq!(StatusView::new(1, 1, warnings.list()).state, "ok");
+    }
+
+    #[test]
+    fn a_ram_disk_without_a_limit_does_not_warn() {
+        let mut view = RamView::default();
+        view.mm_stat.mem_used_total = 90;
+        assert_eq!(ram_condition("r", &view, 80).level, Level::Clear);
+        view.mm_stat.mem_limit = 100;
+        let condition = ram_condition("r", &view, 80);
+        assert_eq!(condition.level, Level::Raise);
+        assert_eq!(condition.message, "90% of its memory: 90 of 100");
+        view.mm_stat.mem_used_total = 76;
+        assert_eq!(ram_condition("r", &view, 80).level, Level::Keep);
+    }
+}
