@@ -6,6 +6,7 @@ pub mod bios;
 pub mod blktrace;
 pub mod cdb;
 pub mod deadline;
+pub mod disk_image;
 pub mod drive;
 pub mod fuse;
 pub mod input;

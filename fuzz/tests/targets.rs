@@ -35,6 +35,7 @@ target!(ram_refusals, blockyard_fuzz::refusals::refusals);
 target!(cdb, blockyard_fuzz::cdb::cdb);
 target!(deadline_steps, blockyard_fuzz::deadline::steps);
 target!(deadline_tunables, blockyard_fuzz::deadline::tunables);
+target!(disk_image, blockyard_fuzz::disk_image::disk_image);
 target!(drive_answers, blockyard_fuzz::drive::drive_answers);
 target!(fuse_wire, blockyard_fuzz::fuse::fuse_wire);
 target!(media, blockyard_fuzz::media::media);

@@ -21,11 +21,11 @@ pub(crate) use ram::{
 };
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
-    ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt, VolumeAttachArgs,
-    VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs,
-    VolumeHoldArgs, VolumeHoldsArgs, VolumeListArgs, VolumeNameArgs, VolumePoolArgs,
-    VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs, VolumeSendArgs, VolumeShowArgs,
-    VolumeUnlockArgs,
+    BackingFiles, ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt,
+    VolumeAttachArgs, VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs,
+    VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs, VolumeListArgs,
+    VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs,
+    VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -4,6 +4,7 @@
 mod check;
 mod diff;
 mod image;
+mod import;
 mod list;
 pub(crate) mod pool;
 mod progress;
@@ -92,6 +93,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Receive(args) => stream::receive(args, out),
         VolumeCommand::VerifyStream(args) => stream::verify(args, out),
         VolumeCommand::Export(args) => image::export(args, out),
+        VolumeCommand::Import(args) => import::import(args, out),
         VolumeCommand::Scrub(args) => check::scrub(args, out),
         VolumeCommand::Check(args) => check::run(args, out),
         VolumeCommand::Attach(args) => attach(args, out),

@@ -90,7 +90,7 @@ pub fn export(
 }
 
 /// Whether all bytes are zero.
-fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     // `as_chunks` accepts any length: bytes after the last whole word are compared one by one.
     let (words, rest) = bytes.as_chunks::<8>();
     words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)

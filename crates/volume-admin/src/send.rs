@@ -281,7 +281,7 @@ impl<D: SegmentStore> Sending<D> {
         let Outgoing { live, base: _base, head } = outgoing;
         let size = u64::from(head.block_bytes);
         let mut handle = VolumeHandle::open(&self.pool, live, Compression::None, 1)?;
-        let mut stream = Printer::begin(out, &head, self.is_compressed)?;
+        let mut stream = StreamPrinter::begin(out, &head, self.is_compressed)?;
         let mut payload = Vec::with_capacity(PAYLOAD_MAX);
         let most = PAYLOAD_MAX as u64 / size;
         for run in changes {
@@ -442,7 +442,7 @@ fn all_volumes(
 }
 
 /// Writes the records of a stream.
-struct Printer<'a> {
+pub(crate) struct StreamPrinter<'a> {
     out: &'a mut dyn Write,
     chain: u64,
     number: u64,
@@ -451,18 +451,19 @@ struct Printer<'a> {
     zstd: Option<(zstd_safe::CCtx<'static>, Vec<u8>)>,
 }
 
-impl<'a> Printer<'a> {
-    fn begin(
+impl<'a> StreamPrinter<'a> {
+    /// Writes the head.
+    pub(crate) fn begin(
         out: &'a mut dyn Write,
         head: &Head,
         is_compressed: bool,
-    ) -> Result<Printer<'a>, VolumeError> {
+    ) -> Result<StreamPrinter<'a>, VolumeError> {
         let bytes = head.print();
         out.write_all(&bytes).map_err(VolumeError::stream())?;
         let (chain, len) = (Head::chain(&bytes), bytes.len() as u64);
         #[cfg(not(feature = "c-codecs"))]
         let _ = is_compressed;
-        Ok(Printer {
+        Ok(StreamPrinter {
             out,
             chain,
             number: 0,
@@ -488,7 +489,8 @@ impl<'a> Printer<'a> {
         self.record(Kind::Data, first, count, payload)
     }
 
-    fn record(
+    /// Writes a record.
+    pub(crate) fn record(
         &mut self,
         kind: Kind,
         first: u64,

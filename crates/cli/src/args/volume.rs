@@ -19,6 +19,7 @@ Examples:
   blockyard volume send /srv/pool v0@tuesday --from v0@monday -o changes
   blockyard volume diff /srv/pool v0@monday
   blockyard volume export /srv/pool v0@monday monday.qcow2
+  blockyard volume import /srv/pool v1 debian.qcow2
   blockyard volume scrub /srv/pool --rate 100M
   blockyard volume check /srv/pool
 ";
@@ -114,6 +115,9 @@ pub(crate) enum VolumeCommand {
         arg.help("What to export: VOLUME as it is now, or the snapshot VOLUME@SNAPSHOT")
     }))]
     Export(VolumeExportArgs),
+    /// Create a volume from a disk image: raw, or qcow2 with its backing files; atomic
+    #[command(mut_arg("name", |arg| arg.help("The volume to create")), after_help = IMPORT_HELP)]
+    Import(VolumeImportArgs),
     /// Verify every block of a pool, online or not in use, and repair from the other copy
     Scrub(VolumeScrubArgs),
     /// Verify a pool that is not in use, and change nothing
@@ -622,6 +626,51 @@ pub(crate) struct VolumeExportArgs {
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) secret: SecretArgs,
+}
+
+/// Which backing files of an image are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackingFiles {
+    /// None: refuse an image that has one
+    None,
+    /// Those in the directory of FILE, or below
+    SameDirectory,
+    /// All that the images name: only for images whose origin you trust
+    Any,
+}
+
+const IMPORT_HELP: &str = "\
+FILE is a file or a block device that no other program writes. Zeros take no space in the volume.
+qcow2 images may have versions 2 and 3, compressed clusters, subclusters and backing files; their
+internal snapshots are left out. Encrypted images and those with a data file are refused.
+
+An image names its backing files, so an image of unknown origin could name any file of this machine.
+Also give --format raw for a raw image of unknown origin: its first bytes may be those of a qcow2
+image.
+
+Examples:
+  blockyard volume import /srv/pool v0 debian.qcow2
+  blockyard volume import /srv/pool v0 overlay.qcow2 --backing any
+  blockyard volume import /srv/pool v0 /dev/vg0/disk --format raw --volblocksize 8k
+";
+
+/// `volume import`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeImportArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// The image
+    #[arg(value_name = "FILE", index = 3)]
+    pub(crate) file: PathBuf,
+    /// Image format [default: qcow2 if FILE begins as such an image, else raw]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<ImageFormat>,
+    /// The backing files that are read
+    #[arg(long, value_name = "WHICH", default_value = "same-directory")]
+    pub(crate) backing: BackingFiles,
+    /// Block size of the volume, the unit of checksum and compression: 4k to 64k
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16k")]
+    pub(crate) volblocksize: u64,
 }
 
 /// `volume scrub`.
