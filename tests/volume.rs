@@ -10,6 +10,7 @@ use crate::yard::{BLOCKYARD, Yard, blockyard};
 mod carry;
 mod encrypted;
 mod import;
+mod properties;
 
 fn uri(pool: &Place, name: &str, more: &str) -> String {
     format!("volume:///{name}?path={}{more}", pool.file("pool"))

@@ -56,13 +56,13 @@ fn read(path: &Path, format: Option<DiskFormat>) {
 /// A qcow2 image of eight clusters of 512 bytes: a header, a level-1 table, two level-2 tables, and
 /// data.
 fn image(input: &mut Input<'_>) -> Vec<u8> {
-    let version = 2 + u32::from(input.word() % 4 > 0);
+    let version = 2 + u32::from(!input.word().is_multiple_of(4));
     let size = 512 + input.word() % (96 * CLUSTER as u64);
     let mut out = Vec::new();
     out.extend(b"QFI\xfb");
     out.extend(version.to_be_bytes());
     // A name at the end of the header's cluster, or none.
-    let has_backing = input.word() % 4 == 0;
+    let has_backing = input.word().is_multiple_of(4);
     let (at, len) = if has_backing { (500_u64, 5_u32) } else { (0, 0) };
     out.extend(at.to_be_bytes());
     out.extend(len.to_be_bytes());
@@ -72,7 +72,7 @@ fn image(input: &mut Input<'_>) -> Vec<u8> {
     out.extend(2_u32.to_be_bytes());
     out.extend((CLUSTER as u64).to_be_bytes());
     out.extend([0; 24]);
-    let zstd = u64::from(input.word() % 2 == 0);
+    let zstd = u64::from(input.word().is_multiple_of(2));
     out.extend(((zstd << 3) | (input.word() % 2)).to_be_bytes());
     out.extend([0; 16]);
     out.extend(4_u32.to_be_bytes());

@@ -10,6 +10,7 @@ use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STO
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume_format::key_slot::{Derivation, KeySlot};
 use blockyard_volume_format::label::{self, Label};
+use blockyard_volume_format::properties::Properties;
 use blockyard_volume_format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 
 use crate::input::Input;
@@ -167,6 +168,17 @@ fn key_slots(input: &mut Input<'_>) -> Vec<KeySlot> {
     (1..=count).map(slot).collect()
 }
 
+fn properties(input: &mut Input<'_>) -> Properties {
+    let mut some = |below: u64| (input.below(2) == 1).then(|| input.below(below));
+    Properties {
+        compress: some(21).map(|code| code as u8),
+        sync: some(3).map(|code| code as u8),
+        iops: some(u64::MAX),
+        bandwidth: some(u64::MAX),
+        read_only: some(2).map(|value| value == 1),
+    }
+}
+
 fn some_volumes(input: &mut Input<'_>) -> Vec<Listed> {
     let mut volumes = Vec::new();
     for id in 1..=input.below(4) as u32 {
@@ -192,6 +204,7 @@ fn some_volumes(input: &mut Input<'_>) -> Vec<Listed> {
             copied: input.word() as u32,
             owned: input.word(),
             holds,
+            properties: properties(input),
             roots,
         });
     }

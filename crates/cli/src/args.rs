@@ -23,9 +23,9 @@ pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     BackingFiles, ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt,
     VolumeAttachArgs, VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs,
-    VolumeExportArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs, VolumeListArgs,
-    VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs,
-    VolumeSendArgs, VolumeShowArgs, VolumeUnlockArgs,
+    VolumeExportArgs, VolumeGetArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs,
+    VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs,
+    VolumeScrubArgs, VolumeSendArgs, VolumeSetArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -8,6 +8,7 @@ mod import;
 mod list;
 pub(crate) mod pool;
 mod progress;
+mod properties;
 mod secret;
 mod stream;
 
@@ -75,6 +76,8 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
             let request = VolumeRequest { size_bytes, reservation_bytes, force, ..nothing() };
             work(&args.at, "resize", request, out)
         }
+        VolumeCommand::Set(args) => properties::set(args, out),
+        VolumeCommand::Get(args) => properties::get(args, out),
         VolumeCommand::Unlock(args) => secret::unlock(args, out),
         VolumeCommand::Lock(args) => secret::lock(args, out),
         VolumeCommand::ChangeKey(args) => secret::change_key(args, out),

@@ -20,6 +20,7 @@ use blockyard_volume::segments::Segments;
 use blockyard_volume::{Pool, ReadOnlyPool, VolumeError};
 use blockyard_volume_format::FAN;
 use blockyard_volume_format::catalogue::{Hold, VolumeMeta};
+use blockyard_volume_format::properties::Properties;
 
 /// How often a family is counted again because leaves were replaced while they were read. A page
 /// that cannot be read after that is damaged.
@@ -57,6 +58,8 @@ pub struct Listed {
     pub origin: Option<String>,
     /// The holds of a snapshot.
     pub holds: Vec<Hold>,
+    /// The properties of a volume.
+    pub properties: Properties,
     /// What it takes; `None` if a page of a map of its family cannot be read.
     pub space: Option<Space>,
     /// What may be written to a volume, its reservation included.
@@ -162,13 +165,14 @@ impl<D: SegmentStore> SpaceCount<'_, D> {
             frozen.iter().map(|it| (it.meta.id, it.meta.name.clone())).collect();
         let is_shown = |it: &FrozenVolume| is_asked(it) && !it.meta.name.starts_with(HIDDEN_PREFIX);
         let all = frozen.into_iter().filter(is_shown).map(|it| {
-            let FrozenVolume { meta, unused_reserved_bytes, holds, .. } = it;
+            let FrozenVolume { meta, unused_reserved_bytes, holds, properties, .. } = it;
             let space = spaces.get(&meta.id).map(|it| Space { unused_reserved_bytes, ..*it });
             let available = self.unreserved.saturating_add(unused_reserved_bytes);
             Listed {
                 origin: names.get(&meta.origin).filter(|_| !meta.is_snapshot).cloned(),
                 available_bytes: (!meta.is_snapshot).then_some(available),
                 holds,
+                properties,
                 meta,
                 space,
             }

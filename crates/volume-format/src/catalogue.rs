@@ -10,6 +10,7 @@ use crate::bytes::Reader;
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::FormatError;
 use crate::key_slot::{KEY_SLOT_BYTES, KeySlot};
+use crate::properties::Properties;
 use crate::{BLOCK_BYTES_MAX, FAN, NODE_BLOCKS, PAGE_BYTES, UNIT};
 
 const WHAT: &str = "catalogue";
@@ -37,8 +38,8 @@ pub const VOLUME_NAME_MAX: usize = 64;
 /// Most volumes and snapshots.
 pub const VOLUMES_MAX: usize = 1 << 20;
 
-/// Bytes that the catalogue has of a volume, without its name, its holds and its roots.
-const LISTED_FIXED_BYTES: usize = 71;
+/// Most bytes that the catalogue has of a volume, without its name, its holds and its roots.
+const LISTED_FIXED_BYTES: usize = 71 + Properties::BYTES_MAX;
 
 /// Longest tag of a hold, in bytes.
 pub const TAG_MAX: usize = 64;
@@ -344,6 +345,13 @@ pub enum Change {
     },
     /// Adds the slot of a key, or replaces it by one for another secret.
     PutKey(KeySlot),
+    /// Sets properties of a volume; the others stay.
+    Set {
+        /// The number of the volume.
+        id: u32,
+        /// The properties that are set.
+        properties: Properties,
+    },
     /// Several changes in order, all or none. They cannot be nested.
     Several(Vec<Change>),
 }
@@ -406,6 +414,10 @@ impl Change {
             Change::PutKey(slot) => {
                 out.push(16);
                 slot.print(&mut out);
+            }
+            Change::Set { id, properties } => {
+                print_id(17, *id, &mut out);
+                properties.print(&mut out);
             }
             Change::Several(changes) => {
                 out.extend([6, changes.len() as u8]);
@@ -474,17 +486,18 @@ impl Change {
             10 => Ok(Change::Scrubbed(ScrubRecord::take(&mut reader).ok_or_else(short)?)),
             kind @ 11..=15 => Change::parse_named(kind, &mut reader).ok_or_else(short),
             16 => Ok(Change::PutKey(KeySlot::parse(&mut reader)?)),
+            17 => Change::parse_named(17, &mut reader).ok_or_else(short),
             other => Err(FormatError::Field {
                 what: "change of the catalogue",
                 field: "kind",
                 value: other.into(),
-                want: "1 to 16",
+                want: "1 to 17",
             }),
         }
     }
 
-    /// Parses a change of names and holds; `None` if the bytes end too early, or a name or tag is
-    /// invalid.
+    /// Parses a change of names, holds or properties; `None` if the bytes end too early, or one of
+    /// them is invalid.
     fn parse_named(kind: u8, reader: &mut Reader<'_>) -> Option<Change> {
         let id = reader.u32()?;
         match kind {
@@ -500,6 +513,7 @@ impl Change {
             }
             13 => Some(Change::Promote { id }),
             14 => Some(Change::Hold { id, hold: Hold::take(reader)? }),
+            17 => Some(Change::Set { id, properties: Properties::take(reader)? }),
             _ => {
                 let tag = take_text(reader).filter(|tag| is_tag(tag))?;
                 Some(Change::Release { id, tag })
@@ -592,6 +606,8 @@ pub struct Listed {
     pub owned: u64,
     /// The holds of a snapshot.
     pub holds: Vec<Hold>,
+    /// The properties of a volume.
+    pub properties: Properties,
     /// The roots, as many as its length allows.
     pub roots: Vec<Entry>,
 }
@@ -600,13 +616,14 @@ pub struct Listed {
 pub fn print(whole: &CatalogueImage, volumes: &[Listed]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend((volumes.len() as u32).to_le_bytes());
-    for Listed { meta, family, copied, owned, holds, roots } in volumes {
+    for Listed { meta, family, copied, owned, holds, properties, roots } in volumes {
         meta.print(&mut out);
         out.extend(family.to_le_bytes());
         out.extend(copied.to_le_bytes());
         out.extend(owned.to_le_bytes());
         out.push(holds.len() as u8);
         holds.iter().for_each(|hold| hold.print(&mut out));
+        properties.print(&mut out);
         for root in roots {
             let mut bytes = [0; ENTRY_BYTES];
             root.print(&mut bytes);
@@ -641,6 +658,10 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
         let copied = reader.u32().ok_or_else(short)?;
         let owned = reader.u64().ok_or_else(short)?;
         let holds = holds(&mut reader, layout, &meta)?;
+        let properties = match layout {
+            CatalogueLayout::V3 => Properties::default(),
+            CatalogueLayout::V4 => Properties::take(&mut reader).ok_or_else(short)?,
+        };
         let count = meta.root_count();
         // Bound the allocation by the bytes that exist.
         if reader.left() / ENTRY_BYTES < count {
@@ -656,7 +677,7 @@ pub fn parse(bytes: &[u8]) -> Result<(CatalogueImage, Vec<Listed>), FormatError>
                 want: "a place on disk",
             })?);
         }
-        volumes.push(Listed { meta, family, copied, owned, holds, roots });
+        volumes.push(Listed { meta, family, copied, owned, holds, properties, roots });
     }
     let keys = match layout {
         CatalogueLayout::V3 => Vec::new(),
@@ -768,8 +789,9 @@ mod tests {
             bytes.extend(&field.to_le_bytes()[..len]);
         }
         let roots = vec![Entry::HOLE; old.root_count()];
-        let holds = Vec::new();
-        let listed = Listed { meta: old, family: 2, copied: 3, owned: 77, holds, roots };
+        let (holds, properties) = (Vec::new(), Properties::default());
+        let listed =
+            Listed { meta: old, family: 2, copied: 3, owned: 77, holds, properties, roots };
         let (next_id, copies, live, unknown_bytes) = (9, 7, vec![4096], 5);
         let whole =
             CatalogueImage { next_id, copies, live, unknown_bytes, ..CatalogueImage::default() };
@@ -790,6 +812,10 @@ mod tests {
             holds: match name.contains('@') {
                 true => vec![Hold { tag: "keep".to_owned(), created: 8 }; 2],
                 false => Vec::new(),
+            },
+            properties: match name.contains('@') {
+                true => Properties::default(),
+                false => Properties { iops: Some(500), ..Properties::default() },
             },
             roots: roots.clone(),
         });
@@ -815,6 +841,14 @@ mod tests {
             let wrong = parse(&print(&whole, &volumes)).unwrap_err();
             assert!(matches!(wrong, FormatError::Field { field: "id", .. }), "{wrong}");
         }
+        let held =
+            Listed { holds: vec![Hold { tag: "a".to_owned(), created: 0 }], ..volumes[0].clone() };
+        let error = parse(&print(&CatalogueImage::default(), &[held])).unwrap_err();
+        assert!(matches!(error, FormatError::Field { field: "holds", .. }), "{error}");
+    }
+
+    #[test]
+    fn changes_are_parsed_as_they_are_printed() {
         for change in [
             Change::Create(meta(1, "a")),
             Change::Copy(meta(2, "a@b")),
@@ -833,16 +867,16 @@ mod tests {
             Change::Promote { id: 6 },
             Change::Hold { id: 8, hold: Hold { tag: "keep".to_owned(), created: 9 } },
             Change::Release { id: 8, tag: "keep".to_owned() },
+            Change::Set {
+                id: 4,
+                properties: Properties { read_only: Some(true), ..Properties::default() },
+            },
             Change::Several(vec![Change::Create(meta(1, "a")), Change::Destroy { id: 3 }]),
         ] {
             assert_eq!(Change::parse(&change.print()), Ok(change));
         }
         assert!(Change::parse(&[]).is_err() && Change::parse(&[99]).is_err());
         let nested = Change::Several(vec![Change::Several(vec![Change::Destroy { id: 3 }])]);
-        let held =
-            Listed { holds: vec![Hold { tag: "a".to_owned(), created: 0 }], ..volumes[0].clone() };
-        let error = parse(&print(&CatalogueImage::default(), &[held])).unwrap_err();
-        assert!(matches!(error, FormatError::Field { field: "holds", .. }), "{error}");
         for wrong in [nested, Change::Several(vec![])] {
             assert!(Change::parse(&wrong.print()).is_err(), "{wrong:?}");
         }
@@ -851,8 +885,9 @@ mod tests {
     #[test]
     fn each_encrypted_volume_has_one_slot_of_its_key() {
         let meta = VolumeMeta { blocks: 1, reserved_bytes: 0, key: 77, ..meta(4, "v0") };
-        let (holds, roots) = (Vec::new(), vec![Entry::HOLE]);
-        let volumes = [Listed { meta, family: 2, copied: 3, owned: 77, holds, roots }];
+        let (holds, properties) = (Vec::new(), Properties::default());
+        let roots = vec![Entry::HOLE];
+        let volumes = [Listed { meta, family: 2, copied: 3, owned: 77, holds, properties, roots }];
         let derivation = Derivation::Hkdf;
         let slot = KeySlot { id: 77, derivation, salt: [1; 16], wrapped: [2; 48] };
         let of = |keys| CatalogueImage { next_id: 9, keys, ..CatalogueImage::default() };

@@ -10,6 +10,7 @@ use blockyard_store::SegmentStore;
 use blockyard_volume_format::catalogue::{
     Change, HOLDS_MAX, Hold, NAME_MAX, SEVERAL_MAX, TAG_MAX, VolumeMeta, is_tag,
 };
+use blockyard_volume_format::properties::Properties;
 
 use crate::config::{BLOCK_BYTES, SIZE_MAX};
 use crate::encryption::{Secret, VolumeKey};
@@ -257,6 +258,41 @@ impl<D: SegmentStore> Running<D> {
     /// # Errors
     /// If that is more than the volume's size, or than the space that is neither used nor reserved.
     pub fn reserve(&self, name: &str, bytes: u64) -> Result<(), VolumeError> {
+        let id = self.check_reserve(name, bytes)?;
+        self.pool().change(name, Change::Reserve { id, bytes })
+    }
+
+    /// Sets properties of a volume, and its reservation in bytes, all or none. The volume may be a
+    /// device, to which they apply at once, unless its clients could not learn of the change
+    /// ([`Running::needs_closing`]).
+    ///
+    /// # Errors
+    /// If there is no such volume, it would have to be closed, or there is no space for the
+    /// reservation.
+    pub fn set(
+        &self,
+        name: &str,
+        properties: Properties,
+        reservation: Option<u64>,
+    ) -> Result<(), VolumeError> {
+        volume_name(name)?;
+        let meta = self.meta(name)?;
+        let id = meta.id;
+        let needs_closing = self.needs_closing(id, &properties);
+        let _held = needs_closing.then(|| self.hold(&meta)).transpose()?;
+        let mut changes = vec![Change::Set { id, properties }];
+        if let Some(bytes) = reservation {
+            self.check_reserve(name, bytes)?;
+            changes.push(Change::Reserve { id, bytes });
+        }
+        self.pool().change(name, Change::Several(changes))?;
+        self.apply(id, &properties);
+        Ok(())
+    }
+
+    /// Checks a reservation, and counts the blocks of the volume that it needs. Returns the number
+    /// of the volume.
+    fn check_reserve(&self, name: &str, bytes: u64) -> Result<u32, VolumeError> {
         volume_name(name)?;
         let (id, size, has) = {
             let live = self.pool().find(name)?;
@@ -270,7 +306,7 @@ impl<D: SegmentStore> Running<D> {
             (live.meta.id, live.meta.size_bytes(), live.reserved_bytes().max(owned))
         };
         self.may_reserve(bytes, size, has)?;
-        self.pool().change(name, Change::Reserve { id, bytes })
+        Ok(id)
     }
 
     /// Refuses a reservation that exceeds the volume's size, or what is unreserved plus what the

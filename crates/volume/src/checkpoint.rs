@@ -176,6 +176,7 @@ fn write_pages<D: SegmentStore>(
             copied: copied.last,
             owned: copied.owned,
             holds: frozen.holds.get(&meta.id).cloned().unwrap_or_default(),
+            properties: frozen.properties.get(&meta.id).copied().unwrap_or_default(),
             roots: roots.collect::<Result<_, Refused>>()?,
         });
     }

@@ -27,6 +27,26 @@ pub enum Compression {
     Zstd(u8),
 }
 
+impl Compression {
+    /// The code in [`Properties`](blockyard_volume_format::properties::Properties).
+    pub fn code(self) -> u8 {
+        match self {
+            Compression::None => 0,
+            Compression::Lz4 => 1,
+            Compression::Zstd(level) => level + 1,
+        }
+    }
+
+    /// The compression of a code.
+    pub fn of_code(code: u8) -> Compression {
+        match code {
+            0 => Compression::None,
+            1 => Compression::Lz4,
+            code => Compression::Zstd(code - 1),
+        }
+    }
+}
+
 /// Compresses blocks one at a time.
 pub(crate) struct Packer {
     compression: Compression,
@@ -41,6 +61,11 @@ impl Packer {
             #[cfg(feature = "c-codecs")]
             zstd: matches!(compression, Compression::Zstd(_)).then(zstd_safe::CCtx::create),
         }
+    }
+
+    /// How blocks are compressed.
+    pub(crate) fn compression(&self) -> Compression {
+        self.compression
     }
 
     /// Whether all blocks stay uncompressed.

@@ -507,6 +507,7 @@ fn frees(change: &Change, volumes: &Volumes) -> bool {
         | Change::Promote { .. }
         | Change::Hold { .. }
         | Change::Scrubbed(_)
+        | Change::Set { .. }
         | Change::PutKey(_) => false,
         Change::Reserve { id, bytes } => live(id).is_some_and(|it| *bytes <= it.reserved_bytes()),
         Change::Resize { id, blocks } => live(id).is_some_and(|it| *blocks <= it.meta.blocks),

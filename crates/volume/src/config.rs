@@ -6,6 +6,7 @@ use blockyard_core::Bytes;
 use blockyard_os::private_file::read_private_bytes;
 use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
+use blockyard_volume_format::properties::Properties;
 
 use crate::codec::Compression;
 use crate::encryption::{SECRET_MAX, Secret};
@@ -25,6 +26,49 @@ pub enum SyncMode {
     Always,
     /// Never on request: flush and FUA complete at once.
     Disabled,
+}
+
+impl SyncMode {
+    /// All modes, in the order of their codes in [`Properties`].
+    const ALL: [SyncMode; 3] = [SyncMode::Standard, SyncMode::Always, SyncMode::Disabled];
+
+    /// The code in [`Properties`].
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Which of the parameters that are also properties of a volume the caller has given. A parameter
+/// that is given takes effect in place of the property that the pool has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// `compress`.
+    pub compress: bool,
+    /// `sync`.
+    pub sync: bool,
+    /// `iops`.
+    pub iops: bool,
+    /// `bandwidth`.
+    pub bandwidth: bool,
+    /// `read_only`.
+    pub read_only: bool,
+}
+
+impl Given {
+    /// All of them.
+    pub const ALL: Given =
+        Given { compress: true, sync: true, iops: true, bandwidth: true, read_only: true };
+
+    /// These without those that are set in `properties`.
+    pub(crate) fn without(self, properties: &Properties) -> Given {
+        Given {
+            compress: self.compress && properties.compress.is_none(),
+            sync: self.sync && properties.sync.is_none(),
+            iops: self.iops && properties.iops.is_none(),
+            bandwidth: self.bandwidth && properties.bandwidth.is_none(),
+            read_only: self.read_only && properties.read_only.is_none(),
+        }
+    }
 }
 
 /// The parameters of a volume.
@@ -52,6 +96,12 @@ pub struct VolumeConfig {
     pub iops: u64,
     /// Most bytes read and written per second; 0: no limit.
     pub bandwidth: u64,
+    /// Whether every change is refused.
+    pub read_only: bool,
+    /// Which of `compress`, `sync`, `iops`, `bandwidth` and `read_only` take effect in place of the
+    /// properties that the pool has of the volume. The others have the value of the property, and
+    /// if it is not set the one here.
+    pub given: Given,
     /// Bytes reserved for the volume, which other volumes cannot use; 0: the existing reservation.
     pub reservation: u64,
     /// Memory for the pool's maps in bytes, if this opens the pool; 0: 128 MiB.
@@ -135,12 +185,35 @@ impl VolumeConfig {
             sync: SyncMode::default(),
             iops: 0,
             bandwidth: 0,
+            read_only: false,
+            given: Given::ALL,
             reservation: 0,
             map_cache: 0,
             commit: None,
             store: None,
             secret: None,
         }
+    }
+
+    /// The parameters with these properties in place of those that were not given.
+    pub(crate) fn with(self, properties: &Properties) -> VolumeConfig {
+        let given = self.given;
+        let compress = properties.compress.filter(|_| !given.compress);
+        let sync = properties.sync.filter(|_| !given.sync);
+        VolumeConfig {
+            compress: compress.map_or(self.compress, Compression::of_code),
+            sync: sync.map_or(self.sync, |code| SyncMode::ALL[usize::from(code) % 3]),
+            iops: properties.iops.filter(|_| !given.iops).unwrap_or(self.iops),
+            bandwidth: properties.bandwidth.filter(|_| !given.bandwidth).unwrap_or(self.bandwidth),
+            read_only: properties.read_only.filter(|_| !given.read_only).unwrap_or(self.read_only),
+            ..self
+        }
+    }
+
+    /// The parameters with these properties, also in place of those that were given.
+    pub(crate) fn with_all(self, properties: &Properties) -> VolumeConfig {
+        let given = self.given.without(properties);
+        VolumeConfig { given, ..self }.with(properties)
     }
 
     /// The pool's places: its directory or disk, and that of the second copy.

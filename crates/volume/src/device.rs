@@ -10,6 +10,7 @@ use blockyard_core::{Bytes, Device, DeviceError, Extent, Geometry, Limits, SECTO
 use blockyard_store::{
     PoolBacking, SegmentStore, StoreError, StoreKind, StoreLocation as _, no_pool,
 };
+use blockyard_sync::rcu_cell::RcuCell;
 use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::superblock::Superblock;
 use blockyard_volume_format::{NODE_BLOCKS, VERSION};
@@ -22,9 +23,10 @@ use crate::handle::VolumeHandle;
 use crate::keyring::LentKey;
 use crate::map::{Lookup, Map, NotResident};
 use crate::options::Options;
-use crate::queue::{RECORDS, Rates, VolumeQueue};
+use crate::queue::{RECORDS, VolumeQueue};
 use crate::record::OpenVolume;
 use crate::running::Running;
+use crate::settings::{LiveSettings, OpenDevice};
 
 /// Longest read or write, in bytes. A write of this length is atomic.
 const LEN_MAX: u64 = 1 << 20;
@@ -45,7 +47,7 @@ pub(crate) struct Shared<D: SegmentStore> {
     pub(crate) config: VolumeConfig,
     pub(crate) geometry: Geometry,
     pub(crate) limits: Limits,
-    pub(crate) rates: Rates,
+    pub(crate) settings: Arc<RcuCell<LiveSettings>>,
     pub(crate) live: Arc<OpenVolume>,
     /// Keeps the key of an encrypted volume in memory.
     _key: Option<LentKey>,
@@ -199,6 +201,7 @@ impl<D: SegmentStore> Volume<D> {
             }
         };
         let VolumeMeta { id, block_bytes, blocks, .. } = live.meta;
+        let properties = running.pool().volumes().properties_of(id);
         let mut taken = Taken { running: Arc::clone(&running), id, provisional, undo: Undo::Made };
         let before = live.reserved_bytes();
         if config.reservation != 0 && config.reservation != before {
@@ -206,6 +209,8 @@ impl<D: SegmentStore> Volume<D> {
             taken.undo = Undo::Reserved(before);
             taken.provisional = Provisional::removed_at_close();
         }
+        let config = config.with(&properties);
+        config.check()?;
         let key = find_key(&running, &live.meta, &config)?;
         let sectors = blocks * u64::from(block_bytes) / SECTOR_BYTES;
         let geometry = Geometry {
@@ -226,14 +231,16 @@ impl<D: SegmentStore> Volume<D> {
             write_zeroes_sectors_max: span_sectors,
             write_cache: config.sync != SyncMode::Always,
             fua: true,
+            read_only: config.read_only,
             ..Limits::unlimited(DEPTH)
         };
-        let rates = Rates::new(config.iops, config.bandwidth);
-        let shared = Shared { config, geometry, limits, rates, live, _key: key, taken, running };
+        let settings = Arc::new(RcuCell::new(LiveSettings::new(&config)));
+        running.add_device(id, OpenDevice::new(config.clone(), Arc::clone(&settings)));
+        let shared = Shared { config, geometry, limits, settings, live, _key: key, taken, running };
         Ok(Arc::new(Volume { shared: Arc::new(shared) }))
     }
 
-    /// The parameters of the volume.
+    /// The parameters of the volume as it was opened.
     pub fn config(&self) -> &VolumeConfig {
         &self.shared.config
     }
@@ -356,9 +363,9 @@ impl<D: SegmentStore> Device for Volume<D> {
     }
 
     fn open_queue(&self) -> Result<VolumeQueue<D>, DeviceError> {
-        let Shared { live, running, config, .. } = &*self.shared;
-        let live = Arc::clone(live);
-        let handle = VolumeHandle::open(running.pool(), live, config.compress, RECORDS);
+        let Shared { live, running, settings, .. } = &*self.shared;
+        let (live, compress) = (Arc::clone(live), settings.get().compress);
+        let handle = VolumeHandle::open(running.pool(), live, compress, RECORDS);
         // The key is in memory, because the device has a part in it.
         let handle = handle.map_err(|error| {
             tracing::error!("{error}");

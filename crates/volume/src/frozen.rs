@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use blockyard_volume_format::catalogue::{CatalogueImage, Hold, VolumeMeta};
 use blockyard_volume_format::entry::Entry;
+use blockyard_volume_format::properties::Properties;
 use blockyard_volume_format::superblock::LogPlace;
 
 use crate::map::{self, Leaf, Node};
@@ -36,6 +37,8 @@ pub struct Frozen {
     pub volumes: Vec<(VolumeMeta, Copied, Arc<map::Frozen>)>,
     /// The holds of snapshots, by their numbers.
     pub holds: BTreeMap<u32, Vec<Hold>>,
+    /// The properties of volumes, by their numbers.
+    pub properties: BTreeMap<u32, Properties>,
 }
 
 impl Frozen {

@@ -129,6 +129,13 @@ impl<D: SegmentStore> VolumeHandle<D> {
         })
     }
 
+    /// Compresses later writes in this way.
+    pub(crate) fn set_compression(&mut self, compression: Compression) {
+        if self.packer.compression() != compression {
+            self.packer = Packer::new(compression);
+        }
+    }
+
     /// Number of records without an answer.
     pub fn out(&self) -> usize {
         self.out

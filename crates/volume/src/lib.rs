@@ -41,6 +41,7 @@ mod repairs;
 mod roots;
 pub mod running;
 pub mod segments;
+mod settings;
 pub mod status;
 #[cfg(test)]
 mod stepped_pool;

@@ -660,6 +660,7 @@ impl Volumes {
             | Change::Hold { .. }
             | Change::Release { .. }
             | Change::Scrubbed(_)
+            | Change::Set { .. }
             | Change::PutKey(_) => 0,
         }
     }

@@ -8,7 +8,8 @@
 //! read at once. Blocks that are in memory, or known to be zeros, are copied immediately.
 //!
 //! **Rate limits** of a volume say how many reads and writes, and how many of their bytes, all its
-//! queues together may start per second.
+//! queues together may start per second. These limits, the compression and the sync mode can change
+//! while the volume is used: a queue looks once a batch whether they have.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,7 +23,7 @@ use blockyard_core::{
 };
 use blockyard_store::buffer::Buffer;
 use blockyard_store::{EventFd, PoolBacking, Reads, SegmentStore};
-use blockyard_sync::token_bucket::TokenBucket;
+use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::entry::Entry;
 
@@ -30,6 +31,7 @@ use crate::config::SyncMode;
 use crate::device::{DEPTH, Shared};
 use crate::handle::{NO_REPLY, Outcome, VolumeHandle};
 use crate::map::Lookup;
+use crate::settings::{LiveSettings, Rates};
 
 /// Most records that a queue has in the committer's completion queue.
 pub(crate) const RECORDS: usize = 128;
@@ -45,6 +47,9 @@ const CHECK_NS: (u64, u64) = (20_000, 1_000_000);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 const SLEEP_BLOCKED: Duration = Duration::from_micros(200);
 
+/// How often a queue that waits for a rate limit looks whether the limit has changed, at least.
+const LIMIT_CHECK_NS: u64 = 100_000_000;
+
 /// A request that waits for the committer or for reads.
 struct Waiting {
     started: Option<Started>,
@@ -58,6 +63,10 @@ pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
     /// Dropped before `shared`, which marks the volume as served: the handle waits for its records.
     handle: VolumeHandle<D>,
     shared: Arc<Shared<D>>,
+    settings: RcuReader<LiveSettings>,
+    /// Copies of the present settings.
+    sync: SyncMode,
+    rates: Arc<Rates>,
     /// Made by the first read.
     reading: Option<Reading<D>>,
     /// The eventfd that the committer rings while the owner sleeps, and that finished reads ring.
@@ -80,9 +89,14 @@ pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
 impl<D: SegmentStore> VolumeQueue<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, handle: VolumeHandle<D>) -> VolumeQueue<D> {
         let empty = || Waiting { started: None, left: 0, status: Status::Ok };
+        let settings = RcuReader::new(&shared.settings);
+        let now = shared.settings.get();
         VolumeQueue {
             handle,
             shared,
+            settings,
+            sync: now.sync,
+            rates: Arc::clone(&now.rates),
             reading: None,
             event_fd: None,
             listens: false,
@@ -100,12 +114,16 @@ impl<D: SegmentStore> VolumeQueue<D> {
         self.waiting.len() - self.free.len()
     }
 
-    fn sync(&self) -> SyncMode {
-        self.shared.config.sync
+    /// Takes over settings that have changed.
+    #[cold]
+    fn adopt(&mut self) {
+        let now = Arc::clone(self.settings.get());
+        (self.sync, self.rates) = (now.sync, Arc::clone(&now.rates));
+        self.handle.set_compression(now.compress);
     }
 
     fn is_durable(&self, flags: Flags) -> bool {
-        match self.sync() {
+        match self.sync {
             SyncMode::Standard => flags.contains(Flags::FUA),
             SyncMode::Always => true,
             SyncMode::Disabled => false,
@@ -289,7 +307,7 @@ impl<D: SegmentStore> VolumeQueue<D> {
                 begun => begun,
             },
             Op::Discard | Op::WriteZeroes => self.zero(&started, token, durable),
-            Op::Flush if self.sync() == SyncMode::Disabled => (0, Outcome::Ended(Status::Ok)),
+            Op::Flush if self.sync == SyncMode::Disabled => (0, Outcome::Ended(Status::Ok)),
             Op::Flush => {
                 let outcome = self.handle.flush(slot);
                 (u32::from(outcome == Outcome::Taken), outcome)
@@ -326,13 +344,16 @@ impl<D: SegmentStore> VolumeQueue<D> {
 impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
         self.blocked = false;
+        if self.settings.unchanged().is_none() {
+            self.adopt();
+        }
         self.handle.hold();
         while let Some(started) = batch.next() {
             let bytes = limited_bytes(&started);
             if let Some(bytes) = bytes
-                && let Err(at) = self.shared.rates.take(now.0, bytes)
+                && let Err(at) = self.rates.take(now.0, bytes)
             {
-                self.limited = Some(Nanos(at));
+                self.limited = Some(Nanos(at.min(now.0 + LIMIT_CHECK_NS)));
                 batch.requeue(started);
                 break;
             }
@@ -355,7 +376,7 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
                 self.change(started, now, done)
             };
             if let Some(started) = left {
-                bytes.inspect(|bytes| self.shared.rates.give_back(*bytes));
+                bytes.inspect(|bytes| self.rates.give_back(*bytes));
                 self.blocked = true;
                 batch.requeue(started);
                 break;
@@ -661,95 +682,4 @@ struct Ended {
     number: u32,
     /// The data, if the read delivered all of it.
     buffer: Option<Buffer>,
-}
-
-/// Refills of a bucket per second, at least; fewer if each would add less than one token.
-const TICKS: u64 = 100;
-
-const SECOND_NS: u64 = 1_000_000_000;
-
-/// The rate limits of a volume.
-#[derive(Debug)]
-pub(crate) struct Rates {
-    requests: Option<TokenBucket>,
-    bytes: Option<TokenBucket>,
-}
-
-/// A token bucket for `rate` tokens per second. The tokens per refill are an integer, so the
-/// interval between refills is what makes the rate exact.
-fn bucket(rate: u64) -> Option<TokenBucket> {
-    let share = (rate / TICKS).max(1);
-    let tick_ns = (u128::from(share) * u128::from(SECOND_NS)).checked_div(rate.into())?;
-    // One nanosecond more, so that the rate is never above the requested one.
-    Some(TokenBucket::new(share, u64::try_from(tick_ns + 1).unwrap_or(u64::MAX)))
-}
-
-impl Rates {
-    /// Limits of requests and bytes per second; 0 means unlimited.
-    pub(crate) fn new(requests: u64, bytes: u64) -> Rates {
-        Rates { requests: bucket(requests), bytes: bucket(bytes) }
-    }
-
-    /// Takes the tokens that a request needs.
-    ///
-    /// # Errors
-    /// If the request has to wait: the time in nanoseconds at which to try again.
-    pub(crate) fn take(&self, now_ns: u64, bytes: u64) -> Result<(), u64> {
-        if let Some(bucket) = &self.bytes {
-            bucket.take(now_ns, bytes)?;
-        }
-        let taken = self.requests.as_ref().map_or(Ok(()), |bucket| bucket.take(now_ns, 1));
-        if taken.is_err() {
-            self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
-        }
-        taken
-    }
-
-    /// Returns the tokens of a request that was not started.
-    pub(crate) fn give_back(&self, bytes: u64) {
-        self.bytes.iter().for_each(|bucket| bucket.give_back(bytes));
-        self.requests.iter().for_each(|bucket| bucket.give_back(1));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// How many requests start in ten seconds.
-    fn begun(rates: &Rates, bytes: u64) -> u64 {
-        let (mut now, mut count) = (0, 0);
-        while now < 10 * SECOND_NS {
-            match rates.take(now, bytes) {
-                Ok(()) => count += 1,
-                Err(at) => now = at,
-            }
-        }
-        count
-    }
-
-    #[test]
-    fn both_limits_hold() {
-        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 0), 4096)));
-        assert!((69..=72).contains(&begun(&Rates::new(7, 0), 1 << 20)));
-        let both = Rates::new(1000, 1 << 20);
-        assert!((2_500..=2_700).contains(&begun(&both, 4096)), "the bytes");
-        assert!((9_900..=10_200).contains(&begun(&Rates::new(1000, 1 << 30), 4096)), "the number");
-        assert!((0..1000).all(|_| Rates::new(0, 0).take(0, 1 << 30).is_ok()), "no limits");
-    }
-
-    /// Regression: a limit of 199 per second became 100, because the tokens per refill were rounded
-    /// down.
-    #[test]
-    fn a_limit_is_what_was_asked_for_whatever_the_number() {
-        for rate in (1..400).chain([999, 1001, 1999, 12_345, 100_003]) {
-            let (found, slack) = (begun(&Rates::new(rate, 0), 4096), rate / 100 + 2);
-            let wanted = 10 * rate - slack..=10 * rate + slack;
-            assert!(wanted.contains(&found), "{rate}: {found} in ten seconds");
-            let found = begun(&Rates::new(0, rate << 10), 1 << 10);
-            assert!(wanted.contains(&found), "{rate} KiB: {found} in ten seconds");
-        }
-        // The largest numbers do not overflow.
-        assert!(Rates::new(u64::MAX, u64::MAX).take(0, 4096).is_ok());
-    }
 }

@@ -2,7 +2,7 @@
 //! its volumes are served as devices.
 #![allow(clippy::disallowed_types)] // Pools are opened and closed rarely.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 
 use blockyard_store::{PoolBacking, PoolPaths, Purpose, SegmentStore, StoreError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
+use blockyard_volume_format::properties::Properties;
 use blockyard_volume_format::superblock;
 
 use crate::address_space;
+use crate::config::VolumeConfig;
 use crate::error::VolumeError;
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
+use crate::settings::OpenDevice;
 use crate::verify::PoolVerifier;
 
 /// The pools of this process, by path.
@@ -88,6 +91,8 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     thread: Option<JoinHandle<()>>,
     /// Numbers of the volumes that are served as devices or held for a change.
     taken: Mutex<BTreeSet<u32>>,
+    /// The volumes that are devices, by their numbers.
+    devices: Mutex<BTreeMap<u32, OpenDevice>>,
     /// Whether this opening made the pool.
     is_new: bool,
     /// Directories that this opening made, a directory before its parent.
@@ -224,9 +229,15 @@ impl<D: SegmentStore> Running<D> {
         };
         let thread = thread.spawn(run);
         let thread = thread.map_err(VolumeError::io("cannot start the thread of the log"))?;
-        let taken = Mutex::new(BTreeSet::new());
-        let (thread, erase_if_empty) = (Some(thread), AtomicBool::new(false));
-        Ok(Arc::new(Running { pool, thread, taken, is_new, new_directories, erase_if_empty }))
+        Ok(Arc::new(Running {
+            pool,
+            thread: Some(thread),
+            taken: Mutex::new(BTreeSet::new()),
+            devices: Mutex::new(BTreeMap::new()),
+            is_new,
+            new_directories,
+            erase_if_empty: AtomicBool::new(false),
+        }))
     }
 
     /// If the pool has no volume and this opening made it: removes it at the close, unless it has a
@@ -278,6 +289,32 @@ impl<D: SegmentStore> Running<D> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
+    /// Adds a volume that is served: changes of its properties reach it.
+    pub(crate) fn add_device(&self, id: u32, device: OpenDevice) {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).insert(id, device);
+    }
+
+    /// The present parameters of a volume that is a device.
+    pub fn device_config(&self, id: u32) -> Option<VolumeConfig> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&id).map(|device| device.config.clone())
+    }
+
+    /// Applies properties to a volume if it is a device.
+    pub(crate) fn apply(&self, id: u32, properties: &Properties) {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.get_mut(&id) {
+            device.set(properties);
+        }
+    }
+
+    /// Whether a volume is a device that must be closed before it gets these properties, because
+    /// its clients could not learn of the change: `read_only`, and `sync` from `always` on.
+    pub fn needs_closing(&self, id: u32, properties: &Properties) -> bool {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&id).is_some_and(|device| device.needs_closing(properties))
+    }
+
     /// Marks a volume as served. Returns whether it was free.
     pub(crate) fn take(&self, id: u32) -> bool {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
@@ -297,6 +334,7 @@ impl<D: SegmentStore> Running<D> {
 
     /// Marks a volume as no longer served.
     pub(crate) fn put(&self, id: u32) {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 }

@@ -557,6 +557,15 @@ impl Devices {
         self.find(name)
     }
 
+    /// Replaces the specification of a device whose parameters were changed in use.
+    pub(crate) fn replace_spec(&self, spec: DeviceSpec) {
+        let mut table = self.table();
+        let mut entries = table.entries.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.spec.name() == spec.name()) {
+            entry.spec = spec;
+        }
+    }
+
     /// The number of a device's clients, and how many times its file is open.
     fn users(&self, name: &str) -> (u64, u64) {
         (self.clients(name), self.files.find_info(name).map_or(0, |info| info.opens))

@@ -48,6 +48,7 @@ pub mod uri;
 pub mod vhost;
 pub mod view;
 pub mod volume_diff;
+pub mod volume_properties;
 pub mod volume_secret;
 pub mod volumes;
 pub mod warnings;

@@ -86,6 +86,11 @@ impl DeviceSpec {
         Ok(())
     }
 
+    /// Removes a parameter, which has its default then.
+    pub(crate) fn unset(&mut self, key: &str) {
+        self.values.remove(key);
+    }
+
     /// Whether the specification sets a parameter.
     pub fn is_set(&self, key: &str) -> bool {
         self.values.contains_key(key)

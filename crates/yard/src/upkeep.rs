@@ -11,9 +11,10 @@ use tokio::time::MissedTickBehavior;
 use crate::api::Control;
 use crate::devices::Devices;
 use crate::entry::DeviceEntry;
+use crate::error::YardError;
 use crate::ram::RamView;
 use crate::scrubs::{ScrubbedPool, is_stopped, parse_schedule};
-use crate::volumes::PoolView;
+use crate::volumes::{PoolView, RESUME_SCRUB, VolumeDone};
 use crate::warnings::WARN_FILL;
 use crate::warnings::conditions::{pool_conditions, ram_condition};
 
@@ -70,6 +71,21 @@ impl Devices {
             entry.pool.as_ref().is_some_and(|other| Arc::ptr_eq(other, pool))
         };
         scrubbed(pool, &entries.iter().filter(is_of).collect::<Vec<_>>())
+    }
+
+    /// Pauses or resumes the scrub of a pool.
+    pub(crate) fn scrub_verb(
+        &self,
+        pool: &Arc<Running>,
+        verb: &str,
+    ) -> Result<VolumeDone, YardError> {
+        let scrubbed = self.scrubbed(pool);
+        let done = match verb {
+            RESUME_SCRUB => self.scrubs().resume(&scrubbed).map(|()| "the scrub continues")?,
+            _ => self.scrubs().pause(&scrubbed).map(|()| "paused the scrub")?,
+        };
+        let name = pool.path().display().to_string();
+        Ok(VolumeDone { name, done: done.to_owned(), ..VolumeDone::default() })
     }
 
     /// Compares the state of all pools and RAM disks with their marks, and updates the warnings.

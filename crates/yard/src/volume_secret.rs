@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-use blockyard_volume::Secret;
+use blockyard_volume::{Running, Secret};
 use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::error::YardError;
+use crate::param::shown;
+use crate::volumes::{VolumeRequest, argument};
 
 /// A passphrase, or a key as base64. Dropping it overwrites its memory.
 #[derive(Clone, Deserialize, PartialEq, Eq, Serialize)]
@@ -72,4 +74,35 @@ pub(crate) fn secret(
     };
     secret.check()?;
     Ok(Some(secret))
+}
+
+/// Executes a verb that changes the key of a volume, or whether it is in memory.
+pub(crate) fn change_key(
+    running: &Running,
+    verb: &str,
+    request: &VolumeRequest,
+) -> Result<String, YardError> {
+    let name = request.name.as_str();
+    match verb {
+        "unlock" => {
+            let wanted = "the passphrase of the volume, or key".to_owned();
+            let secret = request.present_secret()?;
+            let secret = secret.ok_or(YardError::Missing { field: "passphrase", wanted })?;
+            running.unlock(name, &secret)?;
+            Ok(format!("unlocked {name}"))
+        }
+        "lock" => {
+            running.lock(name)?;
+            Ok(format!("locked {name}"))
+        }
+        "change-key" => {
+            let (old, new) = (request.present_secret()?, request.new_secret()?);
+            let wanted = "the new passphrase, or new_key".to_owned();
+            let new = new.ok_or(YardError::Missing { field: "new_passphrase", wanted })?;
+            running.change_key(name, old.as_ref(), &new)?;
+            Ok(format!("changed the key of {name}"))
+        }
+        // The other verbs return a stream.
+        _ => Err(argument("verb", shown(verb), "one that changes a volume")),
+    }
 }

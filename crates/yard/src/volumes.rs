@@ -4,6 +4,7 @@
 //! If no process has a pool open, a command opens it and executes the operation itself, so both use
 //! the views here.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ use crate::error::YardError;
 use crate::param::shown;
 use crate::scrubs::{ScrubCounts, ScrubStateView};
 use crate::size::Bytes;
-use crate::volume_secret::{SecretText, secret};
+use crate::volume_properties::{PropertyView, set, set_in, views};
+use crate::volume_secret::{self, SecretText};
 
 mod destroy;
 mod streams;
@@ -75,6 +77,9 @@ pub struct VolumeView {
     /// The holds of a snapshot, which cannot be destroyed while it has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<HoldView>,
+    /// The properties of a volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub properties: Vec<PropertyView>,
     /// The stored length of the data that it refers to, including data shared with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
@@ -103,7 +108,12 @@ impl VolumeView {
     /// Adds what an open pool says of it.
     fn running(self, running: &Running, meta: &VolumeMeta) -> VolumeView {
         let locked = self.encrypted && !running.pool().keys().is_unlocked(meta);
-        VolumeView { in_use: running.is_taken(meta.id), locked, ..self }
+        let stored = running.pool().volumes().properties_of(meta.id);
+        let properties = match self.properties.is_empty() {
+            true => Vec::new(),
+            false => views(meta, &stored, running.device_config(meta.id).as_ref()),
+        };
+        VolumeView { in_use: running.is_taken(meta.id), locked, properties, ..self }
     }
 
     /// A volume of a pool without devices.
@@ -120,6 +130,7 @@ impl VolumeView {
             created: Some(meta.created).filter(|created| *created > 0),
             origin: None,
             holds: Vec::new(),
+            properties: Vec::new(),
             stored_bytes: None,
             referenced_bytes: None,
             used_bytes: None,
@@ -149,11 +160,12 @@ impl VolumeView {
 
     /// One volume or snapshot of a pool without devices, with its space.
     pub fn of_listed(listed: &Listed) -> VolumeView {
-        let Listed { meta, origin, space, available_bytes, holds } = listed;
+        let Listed { meta, origin, space, available_bytes, holds, properties } = listed;
         let hold = |hold: &Hold| HoldView { tag: hold.tag.clone(), created: hold.created };
         VolumeView {
             origin: origin.clone(),
             holds: holds.iter().map(hold).collect(),
+            properties: views(meta, properties, None),
             stored_bytes: space.map(|it| it.refer_bytes),
             referenced_bytes: space.map(|it| it.blocks * u64::from(meta.block_bytes)),
             used_bytes: space.map(|it| it.used_bytes()),
@@ -496,6 +508,9 @@ pub struct VolumeRequest {
     /// `prune`: how the names of the snapshots that are considered begin, after the `@`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// `set`: the properties and their values, as texts.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub properties: BTreeMap<String, String>,
     /// `scrub`: the most bytes that are read per second; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
@@ -505,7 +520,7 @@ pub struct VolumeRequest {
 const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "token"];
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 23] = [
+const VERBS: [(&str, &[&str]); 24] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -519,6 +534,7 @@ const VERBS: [(&str, &[&str]); 23] = [
     ("prune", &["keep", "prefix", "dry_run", "count_freed"]),
     ("unlock", &["passphrase", "key"]),
     ("lock", &[]),
+    ("set", &["properties"]),
     ("change-key", &["passphrase", "key", "new_passphrase", "new_key"]),
     ("send", SEND_FIELDS),
     ("diff", &["from"]),
@@ -527,9 +543,12 @@ const VERBS: [(&str, &[&str]); 23] = [
     ("abort-receive", &[]),
     ("export", &[]),
     ("scrub", &["rate_bytes"]),
-    ("pause-scrub", &[]),
-    ("resume-scrub", &[]),
+    (PAUSE_SCRUB, &[]),
+    (RESUME_SCRUB, &[]),
 ];
+
+/// The verb that stops the scrub of a pool.
+pub(crate) const PAUSE_SCRUB: &str = "pause-scrub";
 
 /// The verb after which the yard looks for scrubs at once.
 pub(crate) const RESUME_SCRUB: &str = "resume-scrub";
@@ -546,7 +565,11 @@ pub(crate) struct VolumesQuery {
     space: bool,
 }
 
-fn argument(field: &'static str, value: impl ToString, wanted: impl Into<String>) -> YardError {
+pub(crate) fn argument(
+    field: &'static str,
+    value: impl ToString,
+    wanted: impl Into<String>,
+) -> YardError {
     YardError::Argument { field, value: value.to_string(), wanted: wanted.into() }
 }
 
@@ -579,6 +602,7 @@ impl VolumeRequest {
             ("compressed", self.compressed),
             ("token", self.token.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
+            ("properties", !self.properties.is_empty()),
         ];
         match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
             Some((field, _)) => {
@@ -589,14 +613,14 @@ impl VolumeRequest {
     }
 
     /// The passphrase or key that the request has.
-    fn present_secret(&self) -> Result<Option<Secret>, YardError> {
-        secret(("passphrase", self.passphrase.as_ref()), ("key", self.key.as_ref()))
+    pub(crate) fn present_secret(&self) -> Result<Option<Secret>, YardError> {
+        volume_secret::secret(("passphrase", self.passphrase.as_ref()), ("key", self.key.as_ref()))
     }
 
     /// The new passphrase or key.
-    fn new_secret(&self) -> Result<Option<Secret>, YardError> {
+    pub(crate) fn new_secret(&self) -> Result<Option<Secret>, YardError> {
         let passphrase = ("new_passphrase", self.new_passphrase.as_ref());
-        secret(passphrase, ("new_key", self.new_key.as_ref()))
+        volume_secret::secret(passphrase, ("new_key", self.new_key.as_ref()))
     }
 
     fn size(&self) -> Result<u64, YardError> {
@@ -655,6 +679,7 @@ pub fn work(
             receive::abort(running, name)?;
             done(Vec::new(), format!("dropped what was received of {name}"))
         }
+        "set" => done(Vec::new(), set(running, request)?),
         "promote" => {
             let names = running.promote(name)?;
             let count = names.len();
@@ -721,34 +746,7 @@ fn change(running: &Running, verb: &str, request: &VolumeRequest) -> Result<Stri
             }
             Ok(done.join(", "))
         }
-        _ => change_key(running, verb, request),
-    }
-}
-
-/// Executes a verb that changes the key of a volume, or whether it is in memory.
-fn change_key(running: &Running, verb: &str, request: &VolumeRequest) -> Result<String, YardError> {
-    let name = request.name.as_str();
-    match verb {
-        "unlock" => {
-            let wanted = "the passphrase of the volume, or key".to_owned();
-            let secret = request.present_secret()?;
-            let secret = secret.ok_or(YardError::Missing { field: "passphrase", wanted })?;
-            running.unlock(name, &secret)?;
-            Ok(format!("unlocked {name}"))
-        }
-        "lock" => {
-            running.lock(name)?;
-            Ok(format!("locked {name}"))
-        }
-        "change-key" => {
-            let (old, new) = (request.present_secret()?, request.new_secret()?);
-            let wanted = "the new passphrase, or new_key".to_owned();
-            let new = new.ok_or(YardError::Missing { field: "new_passphrase", wanted })?;
-            running.change_key(name, old.as_ref(), &new)?;
-            Ok(format!("changed the key of {name}"))
-        }
-        // The other verbs return a stream.
-        _ => Err(argument("verb", shown(verb), "one that changes a volume")),
+        _ => volume_secret::change_key(running, verb, request),
     }
 }
 
@@ -907,7 +905,7 @@ impl Devices {
     }
 
     /// The device of a pool's volume, if it is open as one.
-    fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<DeviceEntry> {
+    pub(crate) fn device_of(&self, pool: &Arc<Running>, volume: &str) -> Option<DeviceEntry> {
         let is_it = |entry: &DeviceEntry| {
             entry.spec.name() == volume
                 && entry.pool.as_ref().is_some_and(|other| Arc::ptr_eq(other, pool))
@@ -928,17 +926,11 @@ impl Devices {
     ) -> Result<VolumeDone, YardError> {
         request.check(verb)?;
         let pool = self.pool(request.pool.as_deref())?;
-        if let "pause-scrub" | RESUME_SCRUB = verb {
-            let scrubbed = self.scrubbed(&pool);
-            let done = match verb {
-                RESUME_SCRUB => self.scrubs().resume(&scrubbed).map(|()| "the scrub continues")?,
-                _ => self.scrubs().pause(&scrubbed).map(|()| "paused the scrub")?,
-            };
-            return Ok(VolumeDone {
-                name: pool.path().display().to_string(),
-                done: done.to_owned(),
-                ..VolumeDone::default()
-            });
+        if let PAUSE_SCRUB | RESUME_SCRUB = verb {
+            return self.scrub_verb(&pool, verb);
+        }
+        if verb == "set" {
+            return set_in(self, &pool, request);
         }
         let volume = request.name.split('@').next().unwrap_or_default();
         let device = match verb {

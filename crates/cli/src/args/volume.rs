@@ -67,6 +67,12 @@ pub(crate) enum VolumeCommand {
     /// Change the size of a volume; --force shrinks it, which discards the data beyond the new size
     #[command(mut_arg("name", |arg| arg.help("The volume to resize")))]
     Resize(VolumeResizeArgs),
+    /// Set properties of a volume, all or none; those of a volume in use apply at once
+    #[command(mut_arg("name", |arg| arg.help("The volume")), after_help = SET_HELP)]
+    Set(VolumeSetArgs),
+    /// Show the properties of a volume, and where each comes from; changes nothing
+    #[command(mut_arg("name", |arg| arg.help("The volume")))]
+    Get(VolumeGetArgs),
     /// Decrypt the key of an encrypted volume, and keep it in the memory of the yard that has the
     /// pool open
     #[command(mut_arg("name", |arg| arg.help("The encrypted volume or snapshot")))]
@@ -336,6 +342,48 @@ pub(crate) struct VolumeHoldsArgs {
     /// The snapshot: VOLUME@SNAPSHOT; all without it
     #[arg(index = 2, value_name = "NAME", value_parser = name)]
     pub(crate) name: Option<String>,
+}
+
+const SET_HELP: &str = "\
+Properties:
+  compress=none|lz4|zstd|zstd:1..19     how blocks are compressed that are written from now on
+  sync=standard|always|disabled         whether flush and FUA are durable, every write, or nothing
+  iops=N                                most reads and writes in a second; 0: any number
+  bandwidth=SIZE                        most of their bytes in a second; 0: any number
+  reservation=SIZE                      space that only this volume may use, before compression
+  read_only=0|1                         refuse every change
+
+The pool stores them. A parameter in the configuration or URI of a device takes effect in place of
+the property of the same name. read_only, and sync from `always` on, cannot be changed while the
+device has clients, which would not learn of it.
+
+Examples:
+  blockyard volume set /srv/pool v0 iops=5000 bandwidth=200M
+  blockyard volume set /srv/pool v0 compress=zstd:3
+  blockyard volume get /srv/pool v0
+";
+
+/// `volume set`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeSetArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// Properties and their values
+    #[arg(value_name = "KEY=VALUE", index = 3, required = true)]
+    pub(crate) properties: Vec<String>,
+}
+
+/// `volume get`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeGetArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// The properties to show; all without it
+    #[arg(value_name = "PROPERTY", index = 3)]
+    pub(crate) properties: Vec<String>,
+    /// For scripts: no headings, a tab between columns
+    #[arg(short = 'H', long)]
+    pub(crate) scripted: bool,
 }
 
 const DIFF_HELP: &str = "\

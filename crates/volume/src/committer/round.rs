@@ -216,8 +216,9 @@ impl<D: SegmentStore> Committer<D> {
         let repaired = volumes.repaired_before.saturating_add(self.round.repaired);
         let keys = volumes.keys.values().cloned().collect();
         let whole = CatalogueImage { next_id, copies, live, unknown_bytes, scrub, repaired, keys };
-        let (maps, holds) = (maps.collect(), volumes.holds.clone());
-        Frozen { round, log: self.log.place, whole, volumes: maps, holds }
+        let (holds, properties) = (volumes.holds.clone(), volumes.properties.clone());
+        let volumes = maps.collect();
+        Frozen { round, log: self.log.place, whole, volumes, holds, properties }
     }
 
     /// Makes a checkpoint on this thread, then cleans. Returns whether the checkpoint is durable.

@@ -10,6 +10,7 @@ use blockyard_volume_format::catalogue::{
     is_volume_name,
 };
 use blockyard_volume_format::key_slot::KeySlot;
+use blockyard_volume_format::properties::Properties;
 use blockyard_volume_format::{FAN, FormatError, NODE_BLOCKS, PAGE_BYTES};
 
 use super::HIDDEN_PREFIX;
@@ -36,6 +37,8 @@ pub struct Volumes {
     pub(crate) reserving: BTreeSet<u32>,
     /// The holds of snapshots, by their numbers.
     pub(crate) holds: BTreeMap<u32, Vec<Hold>>,
+    /// The properties of volumes that have some, by their numbers.
+    pub(crate) properties: BTreeMap<u32, Properties>,
     /// The last scrub.
     pub(crate) scrub: ScrubRecord,
     /// Blocks and map pages that were repaired from the other copy before the pool was opened.
@@ -63,6 +66,8 @@ pub struct FrozenVolume {
     pub unused_reserved_bytes: u64,
     /// The holds of a snapshot.
     pub holds: Vec<Hold>,
+    /// The properties of a volume.
+    pub properties: Properties,
     /// The map.
     pub map: Arc<Frozen>,
 }
@@ -77,6 +82,7 @@ impl Volumes {
             family: live.family,
             unused_reserved_bytes: live.unused_reserved_bytes(),
             holds: self.holds.get(&live.meta.id).cloned().unwrap_or_default(),
+            properties: self.properties_of(live.meta.id),
             map: match live.meta.is_snapshot {
                 true => live.map.whole(),
                 false => Arc::new(live.map.freeze()),
@@ -171,6 +177,12 @@ impl Volumes {
             Change::Release { id, tag } => {
                 self.holds_of(*id).iter().find(|it| it.tag == *tag).ok_or(Status::Inval)?;
             }
+            Change::Set { id, .. } => {
+                let live = self.by_id.get(id).ok_or(Status::Inval)?;
+                if live.meta.is_snapshot {
+                    return Err(Status::Inval);
+                }
+            }
             Change::Scrubbed(_) | Change::PutKey(_) => {}
             Change::Several(_) => return Err(Status::Inval),
         }
@@ -211,6 +223,7 @@ impl Volumes {
             | Change::Reserve { .. }
             | Change::Scrubbed(_)
             | Change::PutKey(_)
+            | Change::Set { .. }
             | Change::Hold { .. }
             | Change::Release { .. } => 1,
             Change::Several(changes) => changes.iter().map(|it| self.change_pages(it)).sum(),
@@ -240,13 +253,12 @@ impl Volumes {
                 let (nodes, copies) = self.copy(meta.origin, meta, maps)?;
                 self.put(meta, family, nodes, copies);
             }
-            Change::Several(changes) => {
-                changes.iter().try_for_each(|change| self.apply(change, maps))?;
-            }
+            Change::Several(all) => all.iter().try_for_each(|it| self.apply(it, maps))?,
             Change::Destroy { id } => {
                 let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
                 self.reserving.remove(id);
                 self.holds.remove(id);
+                self.properties.remove(id);
                 maps.forget(&gone);
                 self.drop_key(gone.meta.key);
                 self.gone.push(gone);
@@ -274,6 +286,7 @@ impl Volumes {
             Change::Promote { id } => self.promote(*id)?,
             Change::Hold { id, hold } => self.holds.entry(*id).or_default().push(hold.clone()),
             Change::Release { id, tag } => self.release(*id, tag),
+            Change::Set { id, properties } => self.set(*id, *properties),
             Change::Resize { id, blocks } => {
                 let live = Arc::clone(self.live(*id)?);
                 let (old, mut meta) = (live.meta.blocks, live.listed());
@@ -328,6 +341,19 @@ impl Volumes {
     /// The holds of a snapshot.
     pub fn holds_of(&self, id: u32) -> &[Hold] {
         self.holds.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// The properties of a volume that the pool has.
+    pub fn properties_of(&self, id: u32) -> Properties {
+        self.properties.get(&id).copied().unwrap_or_default()
+    }
+
+    /// Sets properties of a volume; the others stay.
+    pub(crate) fn set(&mut self, id: u32, properties: Properties) {
+        if !properties.is_empty() {
+            let known = self.properties.entry(id).or_default();
+            *known = known.with(properties);
+        }
     }
 
     /// What a new name of a volume or snapshot renames: the volume and its snapshots.

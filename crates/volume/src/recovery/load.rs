@@ -43,7 +43,7 @@ impl<D: SegmentStore> Recovery<'_, D> {
         // Snapshots share most of their nodes and leaves.
         let mut shared = Shared::default();
         let mut maps = Vec::with_capacity(listed.len());
-        for Listed { meta, family, copied, owned, holds, roots } in listed {
+        for Listed { meta, family, copied, owned, holds, properties, roots } in listed {
             if meta.block_bytes < self.superblock.align {
                 let (what, field, value) = ("catalogue", "block_bytes", meta.block_bytes.into());
                 let want = "the superblock's `align` at least";
@@ -56,6 +56,7 @@ impl<D: SegmentStore> Recovery<'_, D> {
             if !holds.is_empty() {
                 self.volumes.holds.insert(live.meta.id, holds);
             }
+            self.volumes.set(live.meta.id, properties);
             self.volumes.insert(live);
         }
         self.page_count = self.marks.pages(maps.iter()) + self.roots.count() as u64;

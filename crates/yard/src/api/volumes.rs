@@ -181,7 +181,8 @@ pub(super) async fn scrub(
     });
     let pool = waited.await?;
     let (answer, mut out) = outgoing();
-    let open = control.streams.begin(format!("{} is being scrubbed", pool.running.path().display()));
+    let open =
+        control.streams.begin(format!("{} is being scrubbed", pool.running.path().display()));
     let is_gone = out.closed_check();
     tokio::task::spawn_blocking(move || {
         let (mut told, mut all) = (0, 0);

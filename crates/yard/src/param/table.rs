@@ -405,6 +405,7 @@ const VOLUME: &[Param] = &[
     ),
     param("iops", count(0, 1 << 32), "0", "most reads and writes in a second; 0: any number"),
     param("bandwidth", size(0, PIB), "0", "most of their bytes in a second; 0: any number"),
+    param("read_only", ValueForm::Switch, "0", "refuse every change"),
     param(
         "reservation",
         size(0, PIB),
@@ -488,6 +489,7 @@ const VOLUME_HINTS: &[(&str, &str)] = &[
     ("checksum", "it always has checksums; leave it out"),
     ("sparse", "it always is; leave it out"),
     ("refreservation", "write reservation=100G"),
+    ("readonly", "write read_only=1"),
     ("name", "the name is the path of the URI: volume:///NAME"),
 ];
 

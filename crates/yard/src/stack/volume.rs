@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockyard_store::{Commit, StoreError, StoreKind};
-use blockyard_volume::config::ZSTD_LEVEL;
+use blockyard_volume::config::{Given, ZSTD_LEVEL};
 use blockyard_volume::{
     Compression, Running, SecretFile, SyncMode, Volume, VolumeConfig, VolumeError,
 };
@@ -109,6 +109,14 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
         sync: [SyncMode::Standard, SyncMode::Always, SyncMode::Disabled][spec.choice("sync")],
         iops: spec.number("iops"),
         bandwidth: spec.number("bandwidth"),
+        read_only: spec.switch("read_only"),
+        given: Given {
+            compress: spec.is_set("compress"),
+            sync: spec.is_set("sync"),
+            iops: spec.is_set("iops"),
+            bandwidth: spec.is_set("bandwidth"),
+            read_only: spec.is_set("read_only"),
+        },
         reservation: spec.number("reservation"),
         map_cache: spec.number("map_cache"),
         commit: commit(spec)?,
@@ -133,7 +141,7 @@ fn secret(spec: &DeviceSpec) -> Result<Option<SecretFile>, VolumeError> {
 
 /// The compression of a choice's index in the table of parameters: the levels of zstd come after
 /// the plain names.
-fn compression(choice: usize) -> Compression {
+pub(crate) fn compression(choice: usize) -> Compression {
     match choice {
         0 => Compression::None,
         1 => Compression::Lz4,
