@@ -110,6 +110,8 @@ impl Yard {
         let child = Command::new(line[0])
             .args(&line[1..])
             .env("NOTIFY_SOCKET", place.file("notices"))
+            // It is no service of systemd, also if the tests run within one.
+            .env_remove("INVOCATION_ID")
             .env("XDG_RUNTIME_DIR", place.path())
             .env("XDG_STATE_HOME", place.path())
             .stdin(Stdio::null())

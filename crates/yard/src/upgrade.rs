@@ -178,10 +178,12 @@ impl Upgrade {
     /// got. systemd sends signals to all processes of a service itself, and a terminal to all of a
     /// group.
     pub fn forward(&self, signal: &str) {
+        let is_service =
+            ["NOTIFY_SOCKET", "INVOCATION_ID"].iter().all(|it| std::env::var_os(it).is_some());
         let pid = self.successor().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid
             && signal == "SIGTERM"
-            && std::env::var_os("NOTIFY_SOCKET").is_none()
+            && !is_service
             && let Err(error) = kill_process(pid, Signal::TERM)
         {
             tracing::error!(%error, signal, "the process that serves cannot be told to end");
