@@ -405,7 +405,6 @@ const VOLUME: &[Param] = &[
     ),
     param("iops", count(0, 1 << 32), "0", "most reads and writes in a second; 0: any number"),
     param("bandwidth", size(0, PIB), "0", "most of their bytes in a second; 0: any number"),
-    param("read_only", ValueForm::Switch, "0", "refuse every change"),
     param(
         "reservation",
         size(0, PIB),
