@@ -26,16 +26,16 @@ pub(crate) fn free_bytes() -> u64 {
 /// What a control group has left, from the files in its directory. Its page cache
 /// that was not used lately can be freed. The limit above which a group is slowed down counts too.
 fn left_bytes(limit: &Path, read: &dyn Fn(&Path) -> String) -> Option<u64> {
-    let beside = |name: &str| read(&limit.with_file_name(name));
+    let sibling = |name: &str| read(&limit.with_file_name(name));
     let (usage, cache, slows) = match limit.ends_with("memory.max") {
         true => ("memory.current", "inactive_file ", "memory.high"),
         false => ("memory.usage_in_bytes", "total_inactive_file ", ""),
     };
-    let slows = (!slows.is_empty()).then(|| bytes_in(&beside(slows))).flatten();
+    let slows = (!slows.is_empty()).then(|| bytes_in(&sibling(slows))).flatten();
     let limit = bytes_in(&read(limit)).into_iter().chain(slows).min()?;
-    let stat = beside("memory.stat");
+    let stat = sibling("memory.stat");
     let cache = stat.lines().find_map(|line| bytes_in(line.strip_prefix(cache)?)).unwrap_or(0);
-    let used = bytes_in(&beside(usage))?.saturating_sub(cache);
+    let used = bytes_in(&sibling(usage))?.saturating_sub(cache);
     Some(limit.saturating_sub(used))
 }
 

@@ -315,7 +315,7 @@ const RAM: &[Param] = &[
         "warn_fill",
         count(0, 100),
         "80",
-        "warn when data take so much of mem_limit, in percent; 0: never",
+        "warn when data fill this percentage of mem_limit; 0: never",
     ),
     param(
         "compact",
@@ -436,8 +436,8 @@ const VOLUME: &[Param] = &[
         "warn_fill",
         count(0, 100),
         "80",
-        "warn when the pool is so full, in percent; 0: never; of several volumes the least that is \
-         given",
+        "warn when the pool is filled to this percentage; 0: never; of several volumes the least \
+         that is given",
     ),
     param(
         "scrub",
