@@ -9,10 +9,6 @@ SECONDS ?= 60
 SOAK_SECONDS ?= 300
 DEVICE ?=
 
-# Version of gungraun's runner: that of the library in Cargo.lock.
-GUNGRAUN ?= 0.20.0
-GUNGRAUN_ROOT = $(CURDIR)/target/tools/gungraun-$(GUNGRAUN)
-
 # Version of mdBook, which makes the manual's site.
 MDBOOK ?= 0.5.4
 MDBOOK_ROOT = $(CURDIR)/target/tools/mdbook-$(MDBOOK)
@@ -118,13 +114,8 @@ miri: ## the pool of RAM disks under Miri
 	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --locked -p blockyard-ram \
 		--test store --target-dir target/miri
 
-# The runner is used once, so it is built without optimising: that takes less than half the time.
 gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt
-	@test -x $(GUNGRAUN_ROOT)/bin/gungraun-runner || CARGO_PROFILE_DEV_DEBUG=0 \
-		$(CARGO) install --locked --debug --root $(GUNGRAUN_ROOT) --version $(GUNGRAUN) \
-		gungraun-runner
-	PATH="$(GUNGRAUN_ROOT)/bin:$$PATH" \
-		$(CARGO) bench --locked -p blockyard-null --bench instructions --bench wrapped
+	$(CARGO) bench --locked -p blockyard-null --bench instructions --bench wrapped
 
 lab: build ## build the measurements, blockyard-lab (docs/lab.md)
 	$(CARGO) build --locked --release -p blockyard-lab

@@ -1,20 +1,18 @@
 //! Instructions per I/O on the path from push to reap, and in the scheduler's queue, counted by
-//! valgrind through gungraun.
+//! valgrind.
 //!
 //! Counts do not depend on the machine's load, so they are a gate: a bench that takes 5 % more than
 //! `instructions.txt` records fails. A commit that changes the hot path on purpose updates the
 //! count in that file.
 //!
 //! ```text
-//! cargo bench -p blockyard-null --bench instructions    # needs valgrind and gungraun-runner
+//! cargo bench -p blockyard-null --bench instructions    # needs valgrind
 //! ```
-
-// The macros of gungraun make modules without documentation.
-#![allow(missing_docs)]
 
 mod common;
 
 use std::hint::black_box;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
@@ -24,8 +22,7 @@ use blockyard_core::sched::deadline::{Deadline, DeadlineConfig, Item, Kind, Tuna
 use blockyard_core::zone::gate::ZoneWritePlugs;
 use blockyard_core::{Bio, BufRef, Flags, Limits, Nanos, Op, Prio, Sector};
 use blockyard_null::{Null, NullConfig};
-use common::{BATCH, BATCHES, Load, SECTORS, apart, drive, flat, gate, load, load_on, reads};
-use gungraun::prelude::*;
+use common::{BATCH, BATCHES, Load, SECTORS, apart, bench, drive, flat, load, load_on, reads, run};
 
 /// The set-up with a zone write plug in the path.
 fn gated(config: NullConfig, bio: impl Fn(u64, BufRef) -> Bio) -> Load {
@@ -92,15 +89,6 @@ fn made_appends() -> Load {
     gated(NullConfig { zone_append_max_sectors: 0, ..zoned() }, append)
 }
 
-#[library_benchmark]
-#[bench::null_read(args = (), setup = reads, config = gate("null_read"))]
-#[bench::memory_read(args = (), setup = backed_reads, config = gate("memory_read"))]
-#[bench::merged_write(args = (), setup = merged_writes, config = gate("merged_write"))]
-#[bench::zone_read(args = (), setup = zone_reads, config = gate("zone_read"))]
-#[bench::zone_write(args = (), setup = zone_writes, config = gate("zone_write"))]
-#[bench::zone_append(args = (), setup = appends, config = gate("zone_append"))]
-#[bench::gated_write(args = (), setup = gated_writes, config = gate("gated_write"))]
-#[bench::made_append(args = (), setup = made_appends, config = gate("made_append"))]
 fn push_to_reap(mut load: Load) -> Load {
     drive(&mut load);
     load
@@ -184,10 +172,7 @@ fn streams() -> Queue {
     })
 }
 
-// The cost of one request in the queue of the scheduler `deadline`, from insertion to completion.
-#[library_benchmark]
-#[bench::deadline_strewn(args = (), setup = strewn, config = gate("deadline_strewn"))]
-#[bench::deadline_streams(args = (), setup = streams, config = gate("deadline_streams"))]
+/// One request in the queue of the scheduler `deadline`, from insertion to completion.
 fn insert_to_complete(mut queue: Queue) -> Queue {
     let Queue { order, requests, taken, refused } = &mut queue;
     for (at, batch) in requests.chunks(BATCH as usize).enumerate() {
@@ -203,5 +188,17 @@ fn insert_to_complete(mut queue: Queue) -> Queue {
     queue
 }
 
-library_benchmark_group!(name = instructions, benchmarks = [push_to_reap, insert_to_complete]);
-main!(library_benchmark_groups = instructions);
+fn main() -> ExitCode {
+    run(&[
+        bench("null_read", reads, push_to_reap),
+        bench("memory_read", backed_reads, push_to_reap),
+        bench("merged_write", merged_writes, push_to_reap),
+        bench("zone_read", zone_reads, push_to_reap),
+        bench("zone_write", zone_writes, push_to_reap),
+        bench("zone_append", appends, push_to_reap),
+        bench("gated_write", gated_writes, push_to_reap),
+        bench("made_append", made_appends, push_to_reap),
+        bench("deadline_strewn", strewn, insert_to_complete),
+        bench("deadline_streams", streams, insert_to_complete),
+    ])
+}

@@ -5,12 +5,10 @@
 //! A binary of its own, because the wrappers would change what the compiler inlines in the benches
 //! of `instructions.rs`. Both use the same gate.
 
-// The macros of gungraun make modules without documentation.
-#![allow(missing_docs)]
-
 mod common;
 
 use std::hint::black_box;
+use std::process::ExitCode;
 
 use blockyard_core::Bio;
 use blockyard_core::channel::ChannelConfig;
@@ -18,8 +16,7 @@ use blockyard_core::composed::Composed;
 use blockyard_core::middleware::Faulty;
 use blockyard_core::sched::shared::Scheduled;
 use blockyard_null::Null;
-use common::{Load, SECTORS, apart, drive, flat, gate, load_on, reads, singly};
-use gungraun::prelude::*;
+use common::{Load, SECTORS, apart, bench, drive, flat, load_on, reads, run, singly};
 
 fn wrapped_reads() -> Load {
     let null = Null::open(flat(false)).expect("the configuration fits");
@@ -36,21 +33,12 @@ fn wrapped_single_reads() -> Load {
     singly(wrapped_reads())
 }
 
-// Reads in batches of 32, and one by one.
-#[library_benchmark]
-#[bench::plain_read(args = (), setup = reads, config = gate("plain_read"))]
-#[bench::wrapped_read(args = (), setup = wrapped_reads, config = gate("wrapped_read"))]
-#[bench::plain_single(args = (), setup = single_reads, config = gate("plain_single"))]
-#[bench::wrapped_single(args = (), setup = wrapped_single_reads, config = gate("wrapped_single"))]
 fn push_to_reap(mut load: Load) -> Load {
     drive(&mut load);
     load
 }
 
-// Reads that are executed inline.
-#[library_benchmark]
-#[bench::plain_inline(args = (), setup = reads, config = gate("plain_inline"))]
-#[bench::wrapped_inline(args = (), setup = wrapped_reads, config = gate("wrapped_inline"))]
+/// Reads that are executed inline.
 fn execute_inline(mut load: Load) -> Load {
     for bio in &load.bios {
         let Bio { op, sector, sectors, buf, .. } = *bio;
@@ -59,5 +47,14 @@ fn execute_inline(mut load: Load) -> Load {
     load
 }
 
-library_benchmark_group!(name = wrapped, benchmarks = [push_to_reap, execute_inline]);
-main!(library_benchmark_groups = wrapped);
+fn main() -> ExitCode {
+    run(&[
+        // Reads in batches of 32, and one by one.
+        bench("plain_read", reads, push_to_reap),
+        bench("wrapped_read", wrapped_reads, push_to_reap),
+        bench("plain_single", single_reads, push_to_reap),
+        bench("wrapped_single", wrapped_single_reads, push_to_reap),
+        bench("plain_inline", reads, execute_inline),
+        bench("wrapped_inline", wrapped_reads, execute_inline),
+    ])
+}

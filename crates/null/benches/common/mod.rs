@@ -1,4 +1,6 @@
-//! What the benches of instruction counts share: the recorded counts, and a channel with bios.
+//! What the benches of instruction counts share: the counter, and a channel with bios.
+
+mod callgrind;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use blockyard_core::disk::Disk;
 use blockyard_core::region::Region;
 use blockyard_core::{Bio, BufRef, Completion, RegionId, Sector};
 use blockyard_null::{Null, NullConfig};
-use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
+
+pub(crate) use callgrind::{bench, run};
 
 /// Bios that are pushed, submitted and reaped together.
 pub(crate) const BATCH: u64 = 32;
@@ -17,25 +20,6 @@ pub(crate) const BATCH: u64 = 32;
 pub(crate) const BATCHES: u64 = 64;
 /// Sectors of a bio: 4 KiB.
 pub(crate) const SECTORS: u64 = 8;
-/// Tolerance above the recorded count, in percent.
-const SLACK_PERCENT: u64 = 5;
-
-/// The recorded counts: a name and instructions per I/O in each line.
-const RECORDED: &str = include_str!("../instructions.txt");
-
-/// The limit for a bench: the recorded count plus the tolerance.
-pub(crate) fn gate(name: &str) -> LibraryBenchmarkConfig {
-    let line = RECORDED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let recorded: Option<u64> = line.and_then(|count| count.trim().parse().ok());
-    let recorded = recorded.unwrap_or_else(|| panic!("instructions.txt has no line for {name}"));
-    let limit = recorded * BATCH * BATCHES * (100 + SLACK_PERCENT) / 100;
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit)]);
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
-}
-
 /// A channel and the bios to push through it.
 pub(crate) struct Load {
     pub(crate) channel: Box<dyn Channel>,
