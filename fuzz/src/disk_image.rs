@@ -47,6 +47,7 @@ fn read(path: &Path, format: Option<DiskFormat>) {
         match incoming.part().expect("the stream is valid") {
             Part::Data { bytes, .. } => data += bytes.len() as u64,
             Part::Zeros { .. } => panic!("a full stream has no zeros"),
+            Part::Sealed { .. } => panic!("an image has no encrypted blocks"),
             Part::End => break,
         }
     }

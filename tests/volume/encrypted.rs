@@ -1,5 +1,5 @@
 //! Encrypted volumes through the whole program: keys by files, by commands and by the control API;
-//! plain text in no file, log or core dump.
+//! plain text in no file of a pool, raw stream, log or core dump.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -167,6 +167,7 @@ fn a_passphrase_unlocks_a_volume_of_a_running_yard() {
     volume(&["lock", &path, "v0"]).ok();
     let refused = volume(&["send", &path, "v0@a", "-o", &pool.file("stream")]).fails();
     assert!(refused.err.contains("`v0@a` is encrypted and locked"), "{refused}");
+    raw_stream_of_a_locked_volume(&pool, &path, command);
     let refused = volume(&["unlock", &path, "v0", "--passphrase-file", &first]).fails();
     assert!(refused.err.contains("cannot decrypt the key"), "{refused}");
     volume(&["unlock", &path, "v0", "--key-command", command]).ok();
@@ -192,4 +193,25 @@ fn a_passphrase_unlocks_a_volume_of_a_running_yard() {
     assert_eq!(with_mark(Path::new(&path)), [""; 0]);
     let yard = Yard::serve(&[&uri(&pool, "v0", &format!("&passphrase_file={second}"))]);
     nbdsh(&yard.uri("v0"), &format!("assert h.pread(4096, 4096) == b'{MARK}' * 128"));
+}
+
+/// Sends `v0@a` of a yard that does not have its key to another pool, where the key opens it.
+fn raw_stream_of_a_locked_volume(pool: &Place, path: &str, key_command: &str) {
+    let (stream, there, copy) = (pool.file("raw.stream"), pool.file("there"), pool.file("copy"));
+    let estimate = volume(&["send", "-n", "-w", path, "v0@a"]).ok();
+    assert!(estimate.out.starts_with("at most "), "{estimate}");
+    volume(&["send", "--raw", path, "v0@a", "-o", &stream]).ok();
+    let verified = volume(&["verify-stream", &stream]).ok();
+    assert!(verified.out.contains("v0@a: complete, raw, 1 blocks"), "{verified}");
+    assert!(verified.out.contains("authentic only their key can tell"), "{verified}");
+    volume(&["receive", &there, "--input", &stream]).ok();
+    let refused = volume(&["export", &there, "v0@a", &copy]).fails();
+    assert!(refused.err.contains("`v0@a` is encrypted and locked"), "{refused}");
+    let refused = volume(&["send", "--raw", "--key-command", key_command, &there, "v0@a"]).fails();
+    assert!(refused.err.contains("cannot be used with"), "{refused}");
+    volume(&["export", &there, "v0@a", &copy, "--key-command", key_command]).ok();
+    assert!(fs::read(&copy).unwrap().starts_with(MARK.as_bytes()));
+    let bytes = fs::read(&stream).unwrap();
+    assert!(blockyard_testing::position(&bytes, MARK.as_bytes()).is_none());
+    assert_eq!(with_mark(Path::new(&there)), [""; 0]);
 }

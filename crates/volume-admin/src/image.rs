@@ -50,7 +50,7 @@ trait Sink {
 /// of the image.
 ///
 /// # Errors
-/// If the stream is damaged or incremental, or the image cannot be written.
+/// If the stream is damaged, incremental or raw, or the image cannot be written.
 pub fn export(
     input: &mut dyn Read,
     image: Image<'_>,
@@ -60,6 +60,10 @@ pub fn export(
     if let Some((_, base)) = &incoming.head.base {
         let wanted = "one that builds on nothing";
         return invalid("stream", &format!("{} since {base}", incoming.head.name), wanted);
+    }
+    if incoming.head.is_raw() {
+        let wanted = "one that is not raw, as an image has the contents of a volume";
+        return invalid("stream", &format!("{} (raw)", incoming.head.name), wanted);
     }
     let block_bytes = u64::from(incoming.head.block_bytes);
     let size_bytes = incoming.head.blocks * block_bytes;
@@ -79,8 +83,9 @@ pub fn export(
                 data_bytes += bytes.len() as u64;
                 progress(at + bytes.len() as u64, size_bytes);
             }
-            // A full stream has no such records, and bytes that are not written are zeros anyway.
-            Part::Zeros { .. } => {}
+            // A full stream has no records of zeros, and bytes that are not written are zeros
+            // anyway. A stream with encrypted blocks was refused above.
+            Part::Zeros { .. } | Part::Sealed { .. } => {}
             Part::End => break,
         }
     }

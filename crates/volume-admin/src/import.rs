@@ -230,6 +230,7 @@ impl DiskImage {
             start: 0,
             is_followed: false,
             is_clone: false,
+            key: 0,
         };
         let mut stream = StreamPrinter::begin(&mut *out, &head, false)?;
         let mut window = vec![0; PAYLOAD_MAX];

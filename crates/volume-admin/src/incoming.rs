@@ -6,6 +6,8 @@ use std::io::Read;
 use blockyard_volume::VolumeError;
 use blockyard_volume::names::snapshot_name;
 use blockyard_volume_format::FormatError;
+use blockyard_volume_format::key_slot::KeySlot;
+use blockyard_volume_format::sealed::SealedBlocks;
 use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, MAGIC, RECORD_BYTES, Record};
 
 /// The stream of one snapshot that is read record by record.
@@ -13,6 +15,8 @@ pub struct Incoming<'a> {
     input: &'a mut dyn Read,
     /// The head of the stream.
     pub head: Head,
+    /// The key slot of a raw stream.
+    pub slot: Option<KeySlot>,
     chain: u64,
     number: u64,
     /// The next record must begin at this block or a later one.
@@ -36,6 +40,15 @@ pub enum Part<'a> {
         /// Contents of all blocks.
         bytes: &'a [u8],
     },
+    /// Encrypted blocks of a raw stream.
+    Sealed {
+        /// The first block.
+        first: u64,
+        /// Number of blocks.
+        count: u64,
+        /// That many blocks.
+        blocks: SealedBlocks<'a>,
+    },
     /// Blocks that are zeros.
     Zeros {
         /// The first block.
@@ -48,31 +61,41 @@ pub enum Part<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Reads the head.
+    /// Reads the head, and the key slot of a raw stream.
     ///
     /// # Errors
-    /// If the head cannot be read, or has a format that this program does not know.
+    /// If one of them cannot be read, or has a format that this program does not know.
     pub fn begin(input: &'a mut dyn Read) -> Result<Incoming<'a>, VolumeError> {
         Incoming::begin_at(input, 0)
     }
 
-    /// Reads the head of a stream that begins at this offset of the input.
+    /// Begins a stream at this offset of the input.
     fn begin_at(input: &'a mut dyn Read, offset: u64) -> Result<Incoming<'a>, VolumeError> {
         let mut bytes = [0; HEAD_BYTES];
         fill(input, &mut bytes, offset)?;
         let head = parse_head(&bytes, offset)?;
-        Ok(Incoming {
+        let mut incoming = Incoming {
             input,
             chain: Head::chain(&bytes),
             number: 0,
             from: head.start,
             bytes: offset + HEAD_BYTES as u64,
             head,
+            slot: None,
             payload: Vec::new(),
             plain: Vec::new(),
             #[cfg(feature = "c-codecs")]
             zstd: None,
-        })
+        };
+        if incoming.head.is_raw() {
+            let offset = incoming.bytes;
+            // The parser refuses another first record.
+            incoming.record()?;
+            let slot = Record::key_slot(&incoming.payload, &incoming.head);
+            let slot = slot.map_err(|source| VolumeError::Stream { offset, source })?;
+            incoming.slot = Some(slot);
+        }
+        Ok(incoming)
     }
 
     /// Reads the next record.
@@ -80,6 +103,25 @@ impl<'a> Incoming<'a> {
     /// # Errors
     /// If the record cannot be read or is damaged, or the input ends before the end record.
     pub fn part(&mut self) -> Result<Part<'_>, VolumeError> {
+        let offset = self.bytes;
+        let record = self.record()?;
+        let Record { kind, first, count, .. } = record;
+        Ok(match kind {
+            Kind::Data => Part::Data { first, bytes: &self.payload },
+            Kind::Compressed => Part::Data { first, bytes: &self.plain },
+            Kind::Sealed => {
+                let blocks = record.sealed(&self.payload, &self.head);
+                let blocks = blocks.map_err(|source| VolumeError::Stream { offset, source })?;
+                Part::Sealed { first, count, blocks }
+            }
+            Kind::Zeros => Part::Zeros { first, count },
+            // The key slot was read with the head, and the parser refuses another one.
+            Kind::End | Kind::Key => Part::End,
+        })
+    }
+
+    /// Reads the next record and its payload, and verifies their checksum.
+    fn record(&mut self) -> Result<Record, VolumeError> {
         let mut bytes = [0; RECORD_BYTES];
         let offset = self.bytes;
         fill(self.input, &mut bytes, self.bytes)?;
@@ -103,12 +145,7 @@ impl<'a> Incoming<'a> {
         }
         self.number += 1;
         self.from = first + count;
-        Ok(match kind {
-            Kind::Data => Part::Data { first, bytes: &self.payload },
-            Kind::Compressed => Part::Data { first, bytes: &self.plain },
-            Kind::Zeros => Part::Zeros { first, count },
-            Kind::End => Part::End,
-        })
+        Ok(record)
     }
 
     /// Decompresses the payload. Returns whether it has exactly the expected length.
@@ -151,7 +188,7 @@ impl<'a> Incoming<'a> {
 ///
 /// # Errors
 /// If it has a format that this program does not know.
-pub(crate) fn parse_head(bytes: &[u8; HEAD_BYTES], offset: u64) -> Result<Head, VolumeError> {
+fn parse_head(bytes: &[u8; HEAD_BYTES], offset: u64) -> Result<Head, VolumeError> {
     Head::parse(bytes).map_err(|source| match source {
         FormatError::Magic { .. } if offset == 0 => VolumeError::NotAStream,
         source => VolumeError::Stream { offset, source },
@@ -162,7 +199,7 @@ pub(crate) fn parse_head(bytes: &[u8; HEAD_BYTES], offset: u64) -> Result<Head, 
 ///
 /// # Errors
 /// If the input cannot be read, or ends.
-pub(crate) fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
+fn fill(input: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), VolumeError> {
     let mut at = 0;
     while at < bytes.len() {
         match input.read(&mut bytes[at..]) {
@@ -200,7 +237,9 @@ pub struct Verified {
 }
 
 /// Reads streams to their end, and verifies all checksums, the order of the blocks, and that each
-/// stream of a volume builds on the one before. `progress` is called with the number of bytes read.
+/// stream of a volume builds on the one before, and has its key if both are raw. Whether the blocks
+/// of raw streams are authentic only the key can tell. `progress` is called with the number of
+/// bytes read.
 ///
 /// # Errors
 /// If the input is damaged or truncated, or has bytes after its end.
@@ -209,26 +248,32 @@ pub fn verify(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verified, VolumeError> {
     let mut verified = Verified::default();
-    // The identities of the last snapshots, by volume.
-    let mut last: BTreeMap<String, u64> = BTreeMap::new();
+    // The identities of the last snapshots and their keys, by volume.
+    let mut last: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut incoming = Incoming::begin(input)?;
     loop {
         let (head, offset) = (incoming.head.clone(), incoming.bytes() - HEAD_BYTES as u64);
         let volume = snapshot_name(&head.name)?.0.to_owned();
         let base = head.base.as_ref().map(|(guid, _)| *guid);
-        if let Some(before) = last.insert(volume, head.guid)
-            && base != Some(before)
-        {
-            let (what, field, value) = ("stream", "base", base.unwrap_or(0));
-            let want = "the snapshot of the stream before it";
-            let source = FormatError::Field { what, field, value, want };
-            return Err(VolumeError::Stream { offset, source });
+        if let Some((before, key)) = last.insert(volume, (head.guid, head.key)) {
+            let what = "stream";
+            let wrong = |field, value, want| {
+                let source = FormatError::Field { what, field, value, want };
+                Err(VolumeError::Stream { offset, source })
+            };
+            if base != Some(before) {
+                return wrong("base", base.unwrap_or(0), "the snapshot of the stream before it");
+            }
+            if key != head.key {
+                return wrong("key", head.key, "the key of the stream before it");
+            }
         }
         let size = u64::from(head.block_bytes);
         let mut blocks = 0;
         loop {
             match incoming.part()? {
                 Part::Data { bytes, .. } => blocks += bytes.len() as u64 / size,
+                Part::Sealed { count, .. } => blocks += count,
                 Part::Zeros { .. } => {}
                 Part::End => break,
             }

@@ -26,11 +26,13 @@ use blockyard_volume::record::OpenVolume;
 use blockyard_volume::running::Held;
 use blockyard_volume::{Compression, Running, VolumeError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
+use blockyard_volume_format::key_slot::KeySlot;
+use blockyard_volume_format::sealed::SealedBlock;
 use blockyard_volume_format::stream::{HEAD_BYTES, Head};
 use blockyard_volume_format::{BLOCK_BYTES_MAX, NODE_BLOCKS};
 
 use crate::changes::Changes;
-use crate::incoming::{Incoming, Part, fill, parse_head};
+use crate::incoming::{Incoming, Part};
 
 /// Records that are in flight to the log at once.
 const RECORDS: usize = 16;
@@ -67,11 +69,14 @@ pub struct Received {
     pub blocks: u64,
     /// Length of the streams in bytes.
     pub bytes: u64,
+    /// Snapshots of raw streams whose key the pool had already, encrypted for another passphrase or
+    /// key than the sender's: they open by the one of this pool.
+    pub other_secret: Vec<String>,
 }
 
 /// Reads the head of a stream that is to become the first volume of a pool, before the pool is
 /// created. Checks the head and the name, so that a refused stream does not leave a pool. Returns
-/// the bytes of the head.
+/// the bytes that were read: the head, and the key slot of a raw stream.
 ///
 /// # Errors
 /// If the head cannot be read, or the stream is incremental or continues another one.
@@ -81,14 +86,27 @@ pub fn begin_new(name: Option<&str>, input: &mut dyn Read) -> Result<Vec<u8>, Vo
         Some(name) => volume_name(name)?,
         None => {}
     }
-    let mut bytes = [0; HEAD_BYTES];
-    fill(input, &mut bytes, 0)?;
-    let head = parse_head(&bytes, 0)?;
+    let mut kept = KeptInput { input, bytes: Vec::new() };
+    let head = Incoming::begin(&mut kept)?.head;
     let volume = name.unwrap_or(&head.name).split('@').next().unwrap_or_default().to_owned();
     match head.base {
         None if head.start > 0 => nothing_to_continue(&head, &volume),
-        None => Ok(bytes.to_vec()),
+        None => Ok(kept.bytes),
         Some((_, base)) => Err(VolumeError::NoBase { stream: head.name, base, volume }),
+    }
+}
+
+/// An input that keeps a copy of what is read.
+struct KeptInput<'a> {
+    input: &'a mut dyn Read,
+    bytes: Vec<u8>,
+}
+
+impl Read for KeptInput<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.input.read(into)?;
+        self.bytes.extend_from_slice(&into[..len]);
+        Ok(len)
     }
 }
 
@@ -133,6 +151,9 @@ pub fn receive(
             Some(name) => name.to_owned(),
         };
         let name = if name.contains('@') { name } else { format!("{name}@{snapshot}") };
+        if has_other_secret(running, incoming.slot.as_ref()) {
+            received.other_secret.push(name.clone());
+        }
         received.blocks += receive_one(running, &name, target, &mut incoming, progress)?;
         received.snapshots.push(name);
         received.bytes = incoming.bytes();
@@ -141,6 +162,12 @@ pub fn receive(
             None => return Ok(received),
         }
     }
+}
+
+/// Whether the pool has the key of a raw stream, encrypted for another passphrase or key.
+fn has_other_secret(running: &Running, slot: Option<&KeySlot>) -> bool {
+    let volumes = running.pool().volumes();
+    slot.is_some_and(|slot| volumes.keys.get(&slot.id).is_some_and(|known| known != slot))
 }
 
 /// Receives a stream as this snapshot. Returns the number of blocks with contents.
@@ -157,7 +184,8 @@ fn receive_one(
     let present = destination.present.as_ref();
     let _held = present.map(|volume| running.hold(volume)).transpose()?;
     destination.check(running.pool())?;
-    let mut hidden = destination.begin(running, &head, target.is_resumable)?;
+    let slot = incoming.slot.as_ref();
+    let mut hidden = destination.begin(running, (&head, slot), target.is_resumable)?;
     let done = take(&mut hidden, incoming, progress).and_then(|blocks| {
         let change = destination.end(&hidden, &head)?;
         running.pool().change(&destination.volume, change)?;
@@ -209,6 +237,7 @@ impl Destination {
             new_volume_name(&volume)?;
             let found = list.iter().find(is_base).ok_or_else(|| no_base(&volume))?.clone();
             same_blocks(&found, head)?;
+            same_key(&found, head)?;
             return Ok(Destination { volume, snapshot, present: None, base: Some(found) });
         };
         let prefix = format!("{volume}@");
@@ -225,6 +254,7 @@ impl Destination {
             return Err(VolumeError::Exists { name: same.name.clone() });
         }
         same_blocks(&meta, head)?;
+        same_key(&meta, head)?;
         Ok(Destination { volume, snapshot, present: Some(meta), base: Some(found) })
     }
 
@@ -245,7 +275,7 @@ impl Destination {
     fn begin<'a>(
         &self,
         running: &'a Running,
-        head: &Head,
+        (head, slot): (&Head, Option<&KeySlot>),
         is_resumable: bool,
     ) -> Result<Hidden<'a>, VolumeError> {
         let _begin = BEGIN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -276,7 +306,7 @@ impl Destination {
             return nothing_to_continue(head, &self.volume);
         }
         running.forget(&receive_state_name(&self.volume));
-        let created = self.create(running, &name, head).and_then(|meta| {
+        let created = self.create(running, &name, head, slot).and_then(|meta| {
             let kept = match is_resumable {
                 true => Some(create_state(running, &self.volume, head)?),
                 false => None,
@@ -301,6 +331,7 @@ impl Destination {
         running: &Running,
         name: &str,
         head: &Head,
+        slot: Option<&KeySlot>,
     ) -> Result<VolumeMeta, VolumeError> {
         let pool = running.pool();
         let Head { block_bytes, blocks, .. } = *head;
@@ -314,11 +345,16 @@ impl Destination {
             guid: 0,
             reserved_bytes: 0,
             created: now(),
-            key: 0,
+            key: head.key,
         };
-        match &self.base {
-            None => pool.change(&self.volume, Change::Create(meta))?,
-            Some(base) => {
+        match (&self.base, slot) {
+            (None, None) => pool.change(&self.volume, Change::Create(meta))?,
+            (None, Some(slot)) => {
+                let changes = vec![Change::PutKey(slot.clone()), Change::Create(meta)];
+                pool.change(&self.volume, Change::Several(changes))?;
+            }
+            // A copy has the key of its origin.
+            (Some(base), _) => {
                 let copy = VolumeMeta { blocks: base.blocks, ..meta };
                 pool.change(&self.volume, Change::Copy(copy))?;
                 if base.blocks != blocks {
@@ -373,6 +409,26 @@ fn same_blocks(meta: &VolumeMeta, head: &Head) -> Result<(), VolumeError> {
     }
 }
 
+/// Refuses a raw stream whose blocks are encrypted by another key than those of a volume or
+/// snapshot.
+fn same_key(meta: &VolumeMeta, head: &Head) -> Result<(), VolumeError> {
+    if !head.is_raw() || head.key == meta.key {
+        return Ok(());
+    }
+    let wanted = match meta.key {
+        0 => format!(
+            "one that is not raw, as `{}` is not encrypted here; send it without --raw, or receive \
+             a complete raw stream as another volume",
+            meta.name
+        ),
+        _ => format!(
+            "one that is encrypted by the key of `{}`; receive a complete stream as another volume",
+            meta.name
+        ),
+    };
+    invalid("stream", &format!("{} (raw)", head.name), &wanted)
+}
+
 /// A hidden volume that is being received.
 struct Hidden<'a> {
     running: &'a Running,
@@ -414,7 +470,7 @@ impl Hidden<'_> {
 fn is_continued(kept: &Head, head: &Head) -> bool {
     let what = |head: &Head| {
         let base = head.base.as_ref().map(|(guid, _)| *guid);
-        (head.guid, base, head.block_bytes, head.blocks, head.is_clone)
+        (head.guid, base, head.block_bytes, head.blocks, head.is_clone, head.key)
     };
     what(kept) == what(head) && head.start <= kept.start
 }
@@ -537,13 +593,20 @@ fn take(
     let pool = hidden.running.pool();
     let live = pool.find(&hidden.name)?;
     let size = u64::from(live.meta.block_bytes);
-    let mut filler = Filler::new(pool, live)?;
+    let mut filler = match incoming.head.is_raw() {
+        false => Filler::new(pool, live)?,
+        true => Filler::sealed(pool, live)?,
+    };
     let (mut blocks, mut recorded) = (0, incoming.bytes());
     let read = loop {
         match incoming.part() {
             Ok(Part::Data { first, bytes }) => {
                 filler.write(first, bytes)?;
                 blocks += bytes.len() as u64 / size;
+            }
+            Ok(Part::Sealed { first, count, blocks: sealed }) => {
+                filler.write_sealed(first, &sealed.collect::<Vec<_>>())?;
+                blocks += count;
             }
             Ok(Part::Zeros { first, count }) => filler.zero(first, count)?,
             Ok(Part::End) => break Ok(blocks),
@@ -570,36 +633,68 @@ fn take(
 struct Filler<D: SegmentStore> {
     handle: VolumeHandle<D>,
     size: u64,
-    part_bytes: u64,
+    /// Most blocks of one write.
+    part_blocks: u64,
 }
 
 impl<D: SegmentStore> Filler<D> {
     fn new(pool: &Arc<Pool<D>>, live: Arc<OpenVolume>) -> Result<Filler<D>, VolumeError> {
-        let size = u64::from(live.meta.block_bytes);
-        let part_bytes = WRITE_BYTES.min(u64::from(pool.segments().bytes()) / 4).max(size);
-        let handle = VolumeHandle::open(pool, live, Compression::default(), RECORDS)?;
-        Ok(Filler { handle, size, part_bytes })
+        let compression = Compression::default();
+        let handle = VolumeHandle::open(pool, Arc::clone(&live), compression, RECORDS)?;
+        Ok(Filler::with(pool, &live, handle))
     }
 
-    fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(), VolumeError> {
-        let count = bytes.len() as u64 / self.size;
+    /// For encrypted blocks, without the key of the volume.
+    fn sealed(pool: &Arc<Pool<D>>, live: Arc<OpenVolume>) -> Result<Filler<D>, VolumeError> {
+        let handle = VolumeHandle::open_sealed(pool, Arc::clone(&live), RECORDS)?;
+        Ok(Filler::with(pool, &live, handle))
+    }
+
+    fn with(pool: &Pool<D>, live: &OpenVolume, handle: VolumeHandle<D>) -> Filler<D> {
+        let size = u64::from(live.meta.block_bytes);
+        let part_bytes = WRITE_BYTES.min(u64::from(pool.segments().bytes()) / 4).max(size);
+        Filler { handle, size, part_blocks: part_bytes / size }
+    }
+
+    /// Writes `count` blocks from block `first` on, in parts of one span. `write` starts the write
+    /// of a part, from its number among the blocks on.
+    fn parts(
+        &mut self,
+        first: u64,
+        count: u64,
+        write: impl Fn(&mut VolumeHandle<D>, u64, std::ops::Range<usize>) -> Outcome,
+    ) -> Result<(), VolumeError> {
         let mut parts = Vec::new();
         Map::each_span(first, count, |span, from, to| parts.push((span, from, to)));
-        let mut bytes = bytes;
+        let mut done = 0;
         for (span, from, to) in parts {
-            let mut at = (span as u64 * NODE_BLOCKS + u64::from(from)) * self.size;
-            let mut left = u64::from(to - from) * self.size;
+            let mut block = span as u64 * NODE_BLOCKS + u64::from(from);
+            let mut left = u64::from(to - from);
             while left > 0 {
-                let len = left.min(self.part_bytes / self.size * self.size);
-                let (part, rest) = bytes.split_at(len as usize);
-                let fill = |from: usize, into: &mut [u8]| {
-                    into.copy_from_slice(&part[from..from + into.len()]);
-                };
-                self.until_taken(|handle| handle.write(at, part.len(), &fill, 0, false))?;
-                (at, left, bytes) = (at + len, left - len, rest);
+                let part = left.min(self.part_blocks);
+                let range = done..done + part as usize;
+                self.until_taken(|handle| write(handle, block, range.clone()))?;
+                (block, left, done) = (block + part, left - part, range.end);
             }
         }
         Ok(())
+    }
+
+    fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+        let size = self.size;
+        self.parts(first, bytes.len() as u64 / size, |handle, block, part| {
+            let part = &bytes[part.start * size as usize..part.end * size as usize];
+            let fill = |from: usize, into: &mut [u8]| {
+                into.copy_from_slice(&part[from..from + into.len()]);
+            };
+            handle.write(block * size, part.len(), &fill, 0, false)
+        })
+    }
+
+    fn write_sealed(&mut self, first: u64, blocks: &[SealedBlock<'_>]) -> Result<(), VolumeError> {
+        self.parts(first, blocks.len() as u64, |handle, block, part| {
+            handle.write_sealed(block, &blocks[part], 0)
+        })
     }
 
     fn zero(&mut self, first: u64, count: u64) -> Result<(), VolumeError> {

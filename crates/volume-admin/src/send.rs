@@ -13,6 +13,8 @@ use blockyard_volume::names::invalid;
 use blockyard_volume::pool::Volumes;
 use blockyard_volume::record::OpenVolume;
 use blockyard_volume::{Compression, Pool, Running, VolumeError};
+use blockyard_volume_format::key_slot::{KEY_SLOT_BYTES, KeySlot};
+use blockyard_volume_format::sealed::STREAM_OVERHEAD;
 use blockyard_volume_format::stream::{
     HEAD_BYTES, Head, Kind, PAYLOAD_MAX, RECORD_BYTES, Record, ResumeToken,
 };
@@ -35,8 +37,11 @@ pub struct SendOptions<'a> {
     /// Whether all snapshots up to this one are sent, from the base on if there is one; with
     /// `@SNAPSHOT` those of all volumes that have a snapshot of this name.
     pub replicate: bool,
-    /// Whether blocks are compressed by Zstandard, where that saves space.
+    /// Whether blocks are compressed by Zstandard, where that saves space. Raw streams are not.
     pub is_compressed: bool,
+    /// Whether encrypted volumes are sent as they are stored, without their keys. Other volumes are
+    /// sent as without it.
+    pub is_raw: bool,
 }
 
 /// The result of sending.
@@ -78,6 +83,8 @@ struct Outgoing {
     live: Arc<OpenVolume>,
     base: Option<Arc<OpenVolume>>,
     head: Head,
+    /// The key slot of a raw stream.
+    slot: Option<KeySlot>,
 }
 
 /// A temporary snapshot, which is removed when this is dropped. If the pool is closed before, the
@@ -163,8 +170,11 @@ impl Sending<blockyard_store::PoolBacking> {
         if token.start > outgoing.head.blocks {
             return invalid("token", &text, "a block of the snapshot as the start");
         }
+        if token.is_raw && outgoing.live.meta.key == 0 {
+            return invalid("token", &text, "that of an encrypted volume, as the stream is raw");
+        }
         outgoing.head.start = token.start;
-        pool.keys().of(&outgoing.live.meta)?;
+        outgoing.check_key(pool, token.is_raw)?;
         let (pool, streams, passing) = (Arc::clone(pool), vec![outgoing], None);
         Ok(Sending { pool, streams, is_compressed, passing })
     }
@@ -182,14 +192,37 @@ impl Outgoing {
             start: 0,
             is_followed: false,
             is_clone: base.is_some_and(|base| volume_of(base) != volume_of(live)),
+            key: 0,
         };
-        Outgoing { live: Arc::clone(live), base: base.cloned(), head }
+        Outgoing { live: Arc::clone(live), base: base.cloned(), head, slot: None }
+    }
+
+    /// Makes the stream raw if the volume is encrypted and `is_raw` asks for that; otherwise
+    /// refuses a volume that is locked.
+    fn check_key<D: SegmentStore>(
+        &mut self,
+        pool: &Pool<D>,
+        is_raw: bool,
+    ) -> Result<(), VolumeError> {
+        let meta = &self.live.meta;
+        if !is_raw || meta.key == 0 {
+            return pool.keys().of(meta).map(drop);
+        }
+        self.slot = Some(pool.key_slot(meta)?);
+        self.head.key = meta.key;
+        Ok(())
+    }
+
+    /// The most bytes that a block takes in the stream.
+    fn block_bytes_max(&self) -> u64 {
+        let more = if self.slot.is_some() { STREAM_OVERHEAD as u64 } else { 0 };
+        u64::from(self.head.block_bytes) + more
     }
 }
 
 impl<D: SegmentStore> Sending<D> {
     fn of(pool: &Arc<Pool<D>>, options: &SendOptions<'_>) -> Result<Self, VolumeError> {
-        let SendOptions { is_compressed, .. } = *options;
+        let SendOptions { is_compressed, is_raw, .. } = *options;
         if is_compressed && !cfg!(feature = "c-codecs") {
             let wanted = "an uncompressed stream, as this build has no zstd";
             return invalid("compressed", "true", wanted);
@@ -202,25 +235,33 @@ impl<D: SegmentStore> Sending<D> {
             }
         };
         // A locked volume is refused before anything is sent.
-        for outgoing in &streams {
-            pool.keys().of(&outgoing.live.meta)?;
+        for outgoing in &mut streams {
+            outgoing.check_key(pool, is_raw)?;
         }
         let last = streams.len() - 1;
         streams[..last].iter_mut().for_each(|outgoing| outgoing.head.is_followed = true);
         Ok(Sending { pool: Arc::clone(pool), streams, is_compressed, passing: None })
     }
 
-    /// Counts the bytes of the streams, from the maps alone: exactly, or, if blocks are compressed,
-    /// an upper bound.
+    /// Whether [`Sending::stream_bytes`] is exact.
+    pub fn is_exact(&self) -> bool {
+        !self.is_compressed && self.streams.iter().all(|outgoing| outgoing.slot.is_none())
+    }
+
+    /// Counts the bytes of the streams, from the maps alone: exactly, or, if blocks are compressed
+    /// or a stream is raw, an upper bound.
     ///
     /// # Errors
     /// If a page of a map cannot be read.
     pub fn stream_bytes(&self) -> Result<u64, VolumeError> {
         let mut bytes = 0;
         for outgoing in &self.streams {
-            let size = u64::from(outgoing.head.block_bytes);
+            let size = outgoing.block_bytes_max();
             let most = PAYLOAD_MAX as u64 / size;
             bytes += (HEAD_BYTES + RECORD_BYTES) as u64;
+            if outgoing.slot.is_some() {
+                bytes += (RECORD_BYTES + KEY_SLOT_BYTES) as u64;
+            }
             for run in self.changes(outgoing) {
                 let Some(Run { count, is_hole, .. }) = clipped(run?, outgoing.head.start) else {
                     continue;
@@ -236,7 +277,7 @@ impl<D: SegmentStore> Sending<D> {
 
     /// The blocks in which a snapshot differs from its base.
     fn changes(&self, outgoing: &Outgoing) -> Changes<'static> {
-        let Outgoing { live, base, head } = outgoing;
+        let Outgoing { live, base, head, .. } = outgoing;
         let (blocks, freezes) = (live.meta.blocks, Arc::clone(&self.pool));
         let (live, base) = (Arc::clone(live), base.clone());
         // Freeze both maps at one moment: cleaning moves blocks of both.
@@ -277,13 +318,19 @@ impl<D: SegmentStore> Sending<D> {
         sent: &mut Sent,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), VolumeError> {
-        let changes = self.changes(&outgoing);
-        let Outgoing { live, base: _base, head } = outgoing;
-        let size = u64::from(head.block_bytes);
-        let mut handle = VolumeHandle::open(&self.pool, live, Compression::None, 1)?;
+        let (changes, most) =
+            (self.changes(&outgoing), PAYLOAD_MAX as u64 / outgoing.block_bytes_max());
+        let Outgoing { live, base: _base, head, slot } = outgoing;
+        let mut handle = match &slot {
+            None => VolumeHandle::open(&self.pool, live, Compression::None, 1)?,
+            Some(_) => VolumeHandle::open_sealed(&self.pool, live, 1)?,
+        };
         let mut stream = StreamPrinter::begin(out, &head, self.is_compressed)?;
         let mut payload = Vec::with_capacity(PAYLOAD_MAX);
-        let most = PAYLOAD_MAX as u64 / size;
+        if let Some(slot) = &slot {
+            slot.print(&mut payload);
+            stream.record(Kind::Key, head.start, 0, &payload)?;
+        }
         for run in changes {
             let Some(run) = clipped(run?, head.start) else { continue };
             let Run { first, count, is_hole } = run;
@@ -295,13 +342,18 @@ impl<D: SegmentStore> Sending<D> {
             while at < first + count {
                 let part = most.min(first + count - at);
                 payload.clear();
-                let len = (part * size) as usize;
-                let status = handle.read(at * size, len, |bytes| payload.extend_from_slice(bytes));
-                if status != Status::Ok {
+                let read = match &slot {
+                    None => read_contents(&mut handle, &head, at, part, &mut payload),
+                    Some(_) => read_sealed(&mut handle, at, part, &mut payload),
+                };
+                if let Err((first, count, status)) = read {
                     let name = head.name.clone();
-                    return Err(VolumeError::Unreadable { name, first: at, count: part, status });
+                    return Err(VolumeError::Unreadable { name, first, count, status });
                 }
-                stream.data(at, part, &payload)?;
+                match &slot {
+                    None => stream.data(at, part, &payload)?,
+                    Some(_) => stream.record(Kind::Sealed, at, part, &payload)?,
+                }
                 at += part;
                 sent.blocks += part;
                 progress(sent.bytes + stream.bytes);
@@ -311,6 +363,39 @@ impl<D: SegmentStore> Sending<D> {
         sent.bytes += stream.bytes;
         Ok(())
     }
+}
+
+/// The blocks that could not be read: the first, their number, and why.
+type Unread = (u64, u64, Status);
+
+/// Appends the contents of `count` blocks from block `at` on.
+fn read_contents<D: SegmentStore>(
+    handle: &mut VolumeHandle<D>,
+    head: &Head,
+    at: u64,
+    count: u64,
+    payload: &mut Vec<u8>,
+) -> Result<(), Unread> {
+    let size = u64::from(head.block_bytes);
+    let len = (count * size) as usize;
+    match handle.read(at * size, len, |bytes| payload.extend_from_slice(bytes)) {
+        Status::Ok => Ok(()),
+        status => Err((at, count, status)),
+    }
+}
+
+/// Appends `count` encrypted blocks from block `at` on.
+fn read_sealed<D: SegmentStore>(
+    handle: &mut VolumeHandle<D>,
+    at: u64,
+    count: u64,
+    payload: &mut Vec<u8>,
+) -> Result<(), Unread> {
+    for block in at..at + count {
+        let sealed = handle.read_sealed(block).map_err(|status| (block, 1, status))?;
+        sealed.print(payload);
+    }
+    Ok(())
 }
 
 /// The part of a run from the block `start` on.

@@ -9,6 +9,7 @@ pub mod group;
 pub mod key_slot;
 pub mod label;
 pub mod properties;
+pub mod sealed;
 pub mod stream;
 pub mod superblock;
 

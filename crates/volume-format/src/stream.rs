@@ -5,20 +5,25 @@
 //! The streams of several snapshots can follow one another; the header of each says whether another
 //! one follows it. A stream can begin at a later block than the first one: it continues a receive
 //! that was interrupted, which a [`ResumeToken`] describes.
+//!
+//! A raw stream has the blocks of an encrypted volume as they are stored. Its header names the key,
+//! and its first record has the key slot.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::BLOCK_BYTES_MAX;
-use crate::bytes::{BlockHeader, crc, put_u32, put_u64, u32_at, u64_at};
+use crate::bytes::{BlockHeader, Reader, crc, put_u32, put_u64, u32_at, u64_at};
 use crate::catalogue::{BLOCKS_MAX, NAME_MAX};
 use crate::error::FormatError;
+use crate::key_slot::{KEY_SLOT_BYTES, KeySlot};
+use crate::sealed::SealedBlocks;
 
 /// The version of the stream that this program writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The oldest version that this program reads. Its header has no flags, no start and no creation
-/// time.
+/// time; that of version 2 has no key.
 const VERSION_OLDEST: u32 = 1;
 
 /// Length of the header, in bytes.
@@ -40,8 +45,9 @@ const START: usize = 56;
 const NAME: usize = 64;
 const BASE: usize = NAME + NAME_MAX;
 const CREATED: usize = BASE + NAME_MAX;
+const KEY: usize = CREATED + 8;
 /// Offset of the end of the last field; the bytes after it are zero.
-const END: usize = CREATED + 8;
+const END: usize = KEY + 8;
 
 /// Flag: the stream of another snapshot follows the end record.
 const IS_FOLLOWED: u32 = 1;
@@ -72,6 +78,9 @@ pub struct Head {
     pub is_followed: bool,
     /// Whether the base is a snapshot of another volume, of which this one is a clone.
     pub is_clone: bool,
+    /// In a raw stream, the identity of the key by which the blocks are encrypted; 0: the stream
+    /// has the contents of the blocks.
+    pub key: u64,
 }
 
 fn impossible(field: &'static str, value: u64, want: &'static str) -> FormatError {
@@ -100,6 +109,7 @@ impl Head {
         put_u32(&mut bytes, FLAGS, flags);
         put_u64(&mut bytes, START, self.start);
         put_u64(&mut bytes, CREATED, self.created);
+        put_u64(&mut bytes, KEY, self.key);
         SEAL.put(&mut bytes);
         bytes
     }
@@ -129,8 +139,11 @@ impl Head {
             name.map(str::to_owned).ok_or_else(|| impossible(field, len as u64, "a name"))
         };
         let (name, base_name) = (text(48, NAME, "name")?, text(49, BASE, "base")?);
-        let is_old = u32_at(bytes, 16) == VERSION_OLDEST;
-        let reserved = if is_old { (50..NAME, CREATED) } else { (50..FLAGS, END) };
+        let reserved = match u32_at(bytes, 16) {
+            VERSION_OLDEST => (50..NAME, CREATED),
+            2 => (50..FLAGS, KEY),
+            _ => (50..FLAGS, END),
+        };
         if bytes[reserved.0].iter().chain(&bytes[reserved.1..]).any(|byte| *byte != 0) {
             return Err(impossible("a reserved byte", 1, "0"));
         }
@@ -146,14 +159,30 @@ impl Head {
         if start > blocks {
             return Err(impossible("start", start, "the number of blocks at most"));
         }
-        let created = u64_at(bytes, CREATED);
-        Ok(Head { block_bytes, blocks, guid, name, base, created, start, is_followed, is_clone })
+        let (created, key) = (u64_at(bytes, CREATED), u64_at(bytes, KEY));
+        Ok(Head {
+            block_bytes,
+            blocks,
+            guid,
+            name,
+            base,
+            created,
+            start,
+            is_followed,
+            is_clone,
+            key,
+        })
+    }
+
+    /// Whether the stream has encrypted blocks as they are stored.
+    pub fn is_raw(&self) -> bool {
+        self.key != 0
     }
 
     /// The token by which a sender continues this stream at its start.
     pub fn token(&self) -> ResumeToken {
         let base = self.base.as_ref().map(|(guid, _)| *guid);
-        ResumeToken { guid: self.guid, base, start: self.start }
+        ResumeToken { guid: self.guid, base, start: self.start, is_raw: self.is_raw() }
     }
 
     /// The checksum of the header, on which the first record's checksum builds.
@@ -174,6 +203,34 @@ pub enum Kind {
     End = 3,
     /// Blocks, whose contents follow as one frame of Zstandard.
     Compressed = 4,
+    /// The key slot of a raw stream, which follows.
+    Key = 5,
+    /// Encrypted blocks of a raw stream, which follow as they are stored.
+    Sealed = 6,
+}
+
+impl Kind {
+    fn of_number(number: u32) -> Option<Kind> {
+        match number {
+            1 => Some(Kind::Data),
+            2 => Some(Kind::Zeros),
+            3 => Some(Kind::End),
+            4 => Some(Kind::Compressed),
+            5 => Some(Kind::Key),
+            6 => Some(Kind::Sealed),
+            _ => None,
+        }
+    }
+
+    /// Whether record `number` of a stream can have this kind: the first one of a raw stream has
+    /// the key slot, and the others have no contents of blocks.
+    fn is_in(self, head: &Head, number: u64) -> bool {
+        match (head.is_raw(), number) {
+            (false, _) => !matches!(self, Kind::Key | Kind::Sealed),
+            (true, 0) => self == Kind::Key,
+            (true, _) => matches!(self, Kind::Sealed | Kind::Zeros | Kind::End),
+        }
+    }
 }
 
 /// The header of a record.
@@ -225,12 +282,14 @@ impl Record {
         number: u64,
         from: u64,
     ) -> Result<Record, FormatError> {
-        let kind = match u32_at(bytes, 0) {
-            1 => Kind::Data,
-            2 => Kind::Zeros,
-            3 => Kind::End,
-            4 => Kind::Compressed,
-            other => return Err(impossible("kind", other.into(), "1, 2, 3 or 4")),
+        let kind = Kind::of_number(u32_at(bytes, 0)).filter(|kind| kind.is_in(head, number));
+        let Some(kind) = kind else {
+            let wanted = match (head.is_raw(), number) {
+                (false, _) => "1, 2, 3 or 4",
+                (true, 0) => "5, as the stream is raw",
+                (true, _) => "2, 3 or 6, as the stream is raw",
+            };
+            return Err(impossible("kind", u32_at(bytes, 0).into(), wanted));
         };
         let (len, first, count) = (u32_at(bytes, 4), u64_at(bytes, 8), u64_at(bytes, 16));
         let record = Record { kind, len, first, count, number: u64_at(bytes, 24) };
@@ -243,15 +302,20 @@ impl Record {
             Kind::Data => (data_len, u64::from(len) == data_len),
             Kind::Compressed => (data_len, (1..data_len).contains(&len.into())),
             Kind::Zeros | Kind::End => (0, len == 0),
+            Kind::Key => (0, len as usize == KEY_SLOT_BYTES),
+            Kind::Sealed => (data_len.max(len.into()), len > 0),
         };
         match kind {
             Kind::End if (first, count) != (head.blocks, 0) => {
                 Err(impossible("first", first, "the end of the snapshot"))
             }
+            Kind::Key if (first, count) != (head.start, 0) => {
+                Err(impossible("first", first, "the start of the stream"))
+            }
             _ if end.is_none() => {
                 Err(impossible("first", first, "blocks after those of the record before"))
             }
-            Kind::Data | Kind::Zeros | Kind::Compressed if count == 0 => {
+            Kind::Data | Kind::Zeros | Kind::Compressed | Kind::Sealed if count == 0 => {
                 Err(impossible("count", 0, "blocks"))
             }
             _ if !is_len || wanted_len > PAYLOAD_MAX as u64 => {
@@ -277,6 +341,39 @@ impl Record {
             false => Err(FormatError::Checksum { what: WHAT, found, want }),
         }
     }
+
+    /// Parses the payload of a [`Kind::Key`] record.
+    ///
+    /// # Errors
+    /// If it is no key slot, or one of another key than the header names.
+    pub fn key_slot(payload: &[u8], head: &Head) -> Result<KeySlot, FormatError> {
+        let mut reader = Reader::new(payload);
+        let slot = KeySlot::parse(&mut reader)?;
+        if reader.left() > 0 {
+            return Err(impossible("key slot", payload.len() as u64, "no bytes after it"));
+        }
+        match slot.id == head.key {
+            true => Ok(slot),
+            false => Err(impossible("key slot", slot.id, "the key that the header names")),
+        }
+    }
+
+    /// The blocks of a [`Kind::Sealed`] record.
+    ///
+    /// # Errors
+    /// If the payload is not exactly the record's number of well-formed blocks. Whether they are
+    /// authentic only the key can tell.
+    pub fn sealed<'a>(
+        &self,
+        payload: &'a [u8],
+        head: &Head,
+    ) -> Result<SealedBlocks<'a>, FormatError> {
+        let blocks = SealedBlocks::new(payload, head.block_bytes);
+        match blocks.clone().check() {
+            Some(count) if count == self.count => Ok(blocks),
+            _ => Err(impossible("encrypted blocks", self.count, "that many, as they are stored")),
+        }
+    }
 }
 
 /// Where a receive that was interrupted continues: a text for people to copy, with a checksum.
@@ -288,15 +385,21 @@ pub struct ResumeToken {
     pub base: Option<u64>,
     /// The first block that is missing.
     pub start: u64,
+    /// Whether the stream is raw.
+    pub is_raw: bool,
 }
 
 /// The first part of a token: its version.
 const TOKEN_VERSION: &str = "1";
 
+/// The version of the token of a raw stream, which has the same fields.
+const TOKEN_VERSION_RAW: &str = "2";
+
 impl fmt::Display for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ResumeToken { guid, base, start } = self;
-        let text = format!("{TOKEN_VERSION}-{guid:x}-{:x}-{start:x}", base.unwrap_or(0));
+        let ResumeToken { guid, base, start, is_raw } = self;
+        let version = if *is_raw { TOKEN_VERSION_RAW } else { TOKEN_VERSION };
+        let text = format!("{version}-{guid:x}-{:x}-{start:x}", base.unwrap_or(0));
         write!(f, "{text}-{:016x}", crc(text.as_bytes()))
     }
 }
@@ -312,19 +415,21 @@ impl FromStr for ResumeToken {
         }
         let parts: Vec<&str> = rest.split('-').collect();
         let [version, fields @ ..] = &parts[..] else { return Err(wrong) };
-        if *version != TOKEN_VERSION {
-            return Err("expected a token of version 1; a newer program has printed this one");
+        let is_raw = *version == TOKEN_VERSION_RAW;
+        if !is_raw && *version != TOKEN_VERSION {
+            return Err("expected a token of version 1 or 2; a newer program has printed this one");
         }
         let number = |text: &str| u64::from_str_radix(text, 16).map_err(|_| wrong);
         let [guid, base, start] = fields else { return Err(wrong) };
         let (guid, base, start) = (number(guid)?, number(base)?, number(start)?);
-        Ok(ResumeToken { guid, base: (base != 0).then_some(base), start })
+        Ok(ResumeToken { guid, base: (base != 0).then_some(base), start, is_raw })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_slot::Derivation;
 
     fn head() -> Head {
         Head {
@@ -337,13 +442,20 @@ mod tests {
             start: 60,
             is_followed: true,
             is_clone: true,
+            key: 0,
         }
+    }
+
+    fn raw_head() -> Head {
+        Head { key: 5, ..head() }
     }
 
     #[test]
     fn printing_and_parsing_round_trip() {
         let complete = Head { base: None, start: 0, is_clone: false, ..head() };
-        for head in [head(), complete, Head { start: 100, is_followed: false, ..head() }] {
+        for head in
+            [head(), raw_head(), complete, Head { start: 100, is_followed: false, ..head() }]
+        {
             assert_eq!(Head::parse(&head.print()), Ok(head));
         }
         let mut bytes = [0; RECORD_BYTES];
@@ -361,9 +473,9 @@ mod tests {
         );
     }
 
-    /// A header of version 1 has zeros where later versions have fields.
+    /// A header of an older version has zeros where later versions have fields.
     #[test]
-    fn a_header_of_version_1_is_read() {
+    fn a_header_of_an_older_version_is_read() {
         let old = Head { created: 0, start: 0, is_followed: false, is_clone: false, ..head() };
         let as_version = |head: &Head, version: u32| {
             let mut bytes = head.print();
@@ -380,8 +492,10 @@ mod tests {
         ] {
             assert!(Head::parse(&as_version(&new, 1)).is_err(), "{new:?}");
         }
-        let newer = FormatError::Version { what: WHAT, found: 3, known: 2 };
-        assert_eq!(Head::parse(&as_version(&old, 3)), Err(newer));
+        assert_eq!(Head::parse(&as_version(&head(), 2)), Ok(head()));
+        assert!(Head::parse(&as_version(&raw_head(), 2)).is_err());
+        let newer = FormatError::Version { what: WHAT, found: 4, known: 3 };
+        assert_eq!(Head::parse(&as_version(&old, 4)), Err(newer));
     }
 
     #[test]
@@ -406,10 +520,12 @@ mod tests {
 
     #[test]
     fn tokens_are_checked() {
-        let whole = ResumeToken { guid: u64::MAX, base: None, start: 1 << 40 };
+        let whole = ResumeToken { guid: u64::MAX, base: None, start: 1 << 40, is_raw: false };
         let token = head().token();
-        assert_eq!(token, ResumeToken { guid: 9, base: Some(7), start: 60 });
-        for token in [whole, token] {
+        assert_eq!(token, ResumeToken { guid: 9, base: Some(7), start: 60, is_raw: false });
+        let raw = raw_head().token();
+        assert_eq!(raw, ResumeToken { is_raw: true, ..token });
+        for token in [whole, token, raw] {
             let text = token.to_string();
             assert_eq!(text.parse(), Ok(token));
             for at in 0..text.len() {
@@ -422,7 +538,7 @@ mod tests {
         }
         let sealed = |text: &str| format!("{text}-{:016x}", crc(text.as_bytes()));
         let said = |text: &str| sealed(text).parse::<ResumeToken>().unwrap_err();
-        assert!(said("2-9-7-3c").contains("version 1"));
+        assert!(said("3-9-7-3c").contains("version 1 or 2"));
         for text in ["1-9-7", "1-9-7-3c-1", "1-g-7-3c", "1-9-7-11112222333344445", ""] {
             assert!(said(text).contains("expected a token"), "{text}");
         }
@@ -466,5 +582,51 @@ mod tests {
         }
         let compressed = Record { kind: Kind::Compressed, len: 100, count: 64, ..zeros };
         assert!(parse(compressed).is_ok());
+    }
+
+    #[test]
+    fn a_raw_stream_begins_with_its_key_and_has_no_contents() {
+        let parse = |head: &Head, record: Record| {
+            let mut bytes = [0; RECORD_BYTES];
+            record.print(0, &[], &mut bytes);
+            Record::parse(&bytes, head, record.number, 60)
+        };
+        let len = KEY_SLOT_BYTES as u32;
+        let key = Record { kind: Kind::Key, len, first: 60, count: 0, number: 0 };
+        let sealed = Record { kind: Kind::Sealed, len: 100, first: 60, count: 2, number: 1 };
+        let zeros = Record { kind: Kind::Zeros, len: 0, ..sealed };
+        let end = Record { first: 100, count: 0, kind: Kind::End, ..zeros };
+        for record in [key, sealed, zeros, end] {
+            assert_eq!(parse(&raw_head(), record), Ok(record));
+        }
+        for record in [key, sealed] {
+            assert!(parse(&head(), record).is_err(), "not in a stream that is not raw: {record:?}");
+        }
+        for wrong in [
+            Record { number: 1, ..key },
+            Record { len: len - 1, ..key },
+            Record { first: 61, ..key },
+            Record { count: 1, ..key },
+            Record { number: 0, ..sealed },
+            Record { number: 0, ..zeros },
+            Record { number: 0, ..end },
+            Record { len: 0, ..sealed },
+            Record { count: 0, ..sealed },
+            Record { len: (1 << 20) + 1, ..sealed },
+            Record { count: 65, ..sealed },
+            Record { kind: Kind::Data, len: 32_768, ..sealed },
+            Record { kind: Kind::Compressed, ..sealed },
+        ] {
+            assert!(parse(&raw_head(), wrong).is_err(), "{wrong:?}");
+        }
+        let mut slot = Vec::new();
+        let (derivation, salt, wrapped) = (Derivation::Hkdf, [1; 16], [2; 48]);
+        KeySlot { id: 5, derivation, salt, wrapped }.print(&mut slot);
+        assert_eq!(Record::key_slot(&slot, &raw_head()).unwrap().id, 5);
+        let other = Head { key: 6, ..raw_head() };
+        let error = Record::key_slot(&slot, &other).unwrap_err().to_string();
+        assert!(error.contains("the key that the header names"), "{error}");
+        slot.push(0);
+        assert!(Record::key_slot(&slot, &raw_head()).is_err());
     }
 }

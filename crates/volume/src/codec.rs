@@ -4,6 +4,7 @@ use std::fmt;
 
 use blockyard_store::buffer::ScratchBuffer;
 use blockyard_volume_format::entry::Codec;
+use blockyard_volume_format::sealed::encrypted_len;
 
 use crate::encryption::{BlockCipher, Undecodable, sealed_bytes};
 
@@ -179,7 +180,7 @@ pub(crate) fn decode_block(
         return if decode(codec, stored, block) { Ok(()) } else { Err(Undecodable::Damaged) };
     }
     let cipher = cipher.ok_or(Undecodable::NotAuthentic)?;
-    let len = BlockCipher::len(stored).ok_or(Undecodable::Damaged)?;
+    let len = encrypted_len(stored).ok_or(Undecodable::Damaged)?;
     let place = (number, codec, block.len());
     if codec == Codec::SealedRaw {
         if len != block.len() {

@@ -22,23 +22,19 @@
 //! volume's blocks, and its stored length. A block that was moved to another number is not
 //! accepted. Snapshots and clones have a block under the same number and key as their origin.
 //!
-//! A stored block, padded with zeros to the alignment of the pool:
+//! Neither the pool nor the place in it is authenticated. So a raw stream moves encrypted blocks to
+//! another pool unchanged, together with the key slot, and neither end needs the key. A pool that
+//! has received blocks encrypts none with their salts: a salt is drawn, never read.
 //!
-//! | at | bytes | field |
-//! | --- | --- | --- |
-//! | 0 | 16 | salt |
-//! | 16 | 8 | number: the nonce, followed by four zero bytes |
-//! | 24 | 4 | `len`: length of the encrypted bytes |
-//! | 28 | `len` | the encrypted bytes |
-//! | 28 + `len` | 16 | authentication tag |
+//! [`blockyard_volume_format::sealed`] has the bytes of a stored block.
 
 use std::fmt;
 use std::sync::{Arc, Once};
 
 use blockyard_os::LockedMemory;
-use blockyard_volume_format::PAGE_BYTES;
 use blockyard_volume_format::entry::Codec;
 use blockyard_volume_format::key_slot::{Derivation, KeySlot, SALT_BYTES, WRAPPED_BYTES};
+use blockyard_volume_format::sealed::{DATA, LEN, NUMBER, OVERHEAD, TAG_BYTES};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -49,19 +45,6 @@ use crate::error::VolumeError;
 
 /// Length of a volume key in bytes.
 const KEY_BYTES: usize = 32;
-
-/// Length of an authentication tag in bytes.
-const TAG_BYTES: usize = 16;
-
-/// Offset of the number in a stored block.
-const NUMBER: usize = SALT_BYTES;
-/// Offset of the length of the encrypted bytes.
-const LEN: usize = NUMBER + 8;
-/// Offset of the encrypted bytes.
-const DATA: usize = LEN + 4;
-
-/// Bytes that a stored block has besides the encrypted ones and the padding.
-const OVERHEAD: usize = DATA + TAG_BYTES;
 
 /// Length of what is authenticated with a block.
 const AAD_BYTES: usize = 17;
@@ -364,19 +347,8 @@ impl BlockCipher {
         Ok(end)
     }
 
-    /// The length of the encrypted bytes of a stored block; `None` if the block is malformed.
-    ///
-    /// The padding has to be zeros: the tag does not cover it, and with other bytes there an older
-    /// block could be given the checksum that the map has of the newer one.
-    pub(crate) fn len(stored: &[u8]) -> Option<usize> {
-        let bytes = stored.get(LEN..DATA)?;
-        let len = u32::from_le_bytes(bytes.try_into().ok()?) as usize;
-        let padding = stored.get(OVERHEAD.checked_add(len)?..)?;
-        let is_padding = padding.len() < PAGE_BYTES && padding.iter().all(|byte| *byte == 0);
-        is_padding.then_some(len)
-    }
-
-    /// Decrypts a stored block into `plain`, which has as many bytes as [`BlockCipher::len`].
+    /// Decrypts a stored block into `plain`, which has as many bytes as
+    /// [`blockyard_volume_format::sealed::encrypted_len`] says.
     ///
     /// # Errors
     /// If the block is not authentic.
@@ -439,6 +411,9 @@ fn authenticated(block: u64, codec: Codec, block_bytes: usize, len: usize) -> [u
 
 #[cfg(test)]
 mod tests {
+    use blockyard_volume_format::PAGE_BYTES;
+    use blockyard_volume_format::sealed::encrypted_len;
+
     use super::*;
 
     fn passphrase(text: &str) -> Secret {
@@ -492,7 +467,7 @@ mod tests {
         let place = (5, Codec::SealedRaw, size);
         let len = cipher.seal(place, &plain, &mut stored, align).unwrap();
         assert_eq!(len, 4608);
-        assert_eq!(BlockCipher::len(&stored), Some(size));
+        assert_eq!(encrypted_len(&stored), Some(size));
         assert!(stored[OVERHEAD + size..].iter().all(|byte| *byte == 0));
         let mut back = vec![0; size];
         let mut open = |cipher: &mut BlockCipher, place, stored: &[u8]| {
@@ -511,13 +486,13 @@ mod tests {
             changed[bit / 8] ^= 1 << (bit % 8);
             assert!(open(&mut reader, place, &changed).is_err(), "bit {bit}");
         }
-        assert_eq!(BlockCipher::len(&stored[..OVERHEAD + size - 1]), None, "cut short");
+        assert_eq!(encrypted_len(&stored[..OVERHEAD + size - 1]), None, "cut short");
         // An older block with other padding, by which it has the checksum of a newer one.
         let mut padded = stored.clone();
         padded[OVERHEAD + size + 9] = 1;
-        assert_eq!(BlockCipher::len(&padded), None);
-        assert_eq!(BlockCipher::len(&[&stored[..], &[0; PAGE_BYTES]].concat()), None);
-        assert_eq!(BlockCipher::len(&[]), None);
+        assert_eq!(encrypted_len(&padded), None);
+        assert_eq!(encrypted_len(&[&stored[..], &[0; PAGE_BYTES]].concat()), None);
+        assert_eq!(encrypted_len(&[]), None);
     }
 
     /// Known answer, computed by OpenSSL through the Python package `cryptography`: `HKDFExpand`

@@ -21,6 +21,7 @@ use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
 use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Codec, Entry};
+use blockyard_volume_format::sealed::SealedBlock;
 use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use crate::codec::{self, Compression, Packer};
@@ -78,6 +79,9 @@ pub struct VolumeHandle<D: SegmentStore> {
     packer: Packer,
     /// Of an encrypted volume.
     cipher: Option<BlockCipher>,
+    /// Whether the volume is encrypted and this handle has no cipher: it passes blocks on as they
+    /// are stored, and refuses everything else.
+    is_sealed: bool,
     files: RcuReader<Files<D::File>>,
     write_ack: RcuReader<WriteAck>,
     replies: Receiver<Reply>,
@@ -110,7 +114,36 @@ impl<D: SegmentStore> VolumeHandle<D> {
         records: usize,
     ) -> Result<VolumeHandle<D>, VolumeError> {
         let cipher = pool.keys().of(&volume.meta)?.map(BlockCipher::new).transpose()?;
-        Ok(VolumeHandle {
+        Ok(VolumeHandle::with_cipher(pool, volume, compression, records, cipher))
+    }
+
+    /// Opens a handle to an encrypted volume, for [`VolumeHandle::read_sealed`] and
+    /// [`VolumeHandle::write_sealed`], without the key of the volume. Raw streams use it; devices
+    /// have no such handle.
+    ///
+    /// # Errors
+    /// If the volume is not encrypted.
+    pub fn open_sealed(
+        pool: &Arc<Pool<D>>,
+        volume: Arc<OpenVolume>,
+        records: usize,
+    ) -> Result<VolumeHandle<D>, VolumeError> {
+        if volume.meta.key == 0 {
+            return Err(VolumeError::NotEncrypted { name: volume.meta.name.clone() });
+        }
+        Ok(VolumeHandle::with_cipher(pool, volume, Compression::None, records, None))
+    }
+
+    /// A handle with the cipher of an encrypted volume, or without one.
+    fn with_cipher(
+        pool: &Arc<Pool<D>>,
+        volume: Arc<OpenVolume>,
+        compression: Compression,
+        records: usize,
+        cipher: Option<BlockCipher>,
+    ) -> VolumeHandle<D> {
+        VolumeHandle {
+            is_sealed: cipher.is_none() && volume.meta.key != 0,
             cipher,
             files: pool.segments().reader(),
             write_ack: pool.write_ack(),
@@ -126,7 +159,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
             pool: Arc::clone(pool),
             volume,
             packer: Packer::new(compression),
-        })
+        }
     }
 
     /// Compresses later writes in this way.
@@ -196,6 +229,9 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Reads a range of bytes, in order.
     pub fn read(&mut self, at: u64, len: usize, mut sink: impl FnMut(&[u8])) -> Status {
+        if self.is_sealed {
+            return Status::NotSupp;
+        }
         let size = self.block_bytes() as u64;
         let (mut at, end) = (at, at + len as u64);
         while at < end {
@@ -285,22 +321,41 @@ impl<D: SegmentStore> VolumeHandle<D> {
         1 + (1..).zip(rest).take(most).take_while(follows).count()
     }
 
-    /// Reads a block into `plain` and returns what the map said of it. A block that is not intact
-    /// may have moved meanwhile: it is looked up again, until the map names the place that was
-    /// read.
-    fn load(&mut self, block: u64, mut found: Lookup) -> Result<Lookup, Status> {
-        let size = self.block_bytes();
+    /// Reads a block into `plain` and returns what the map said of it.
+    fn load(&mut self, block: u64, found: Lookup) -> Result<Lookup, Status> {
+        let decode = |handle: &mut Self, codec: Codec, len: usize| {
+            let size = handle.block_bytes();
+            let (stored, plain) = (&handle.stored[..len], handle.plain.first(size));
+            let cipher = handle.cipher.as_mut();
+            codec::decode_block(cipher, (block, codec), stored, plain, &mut handle.packing)
+        };
+        let found = self.load_stored(block, found, decode)?;
+        match &found {
+            Lookup::Zero | Lookup::Cleared { .. } => {
+                let size = self.block_bytes();
+                self.plain.first(size).fill(0);
+            }
+            Lookup::Memory { payload, index, .. } => _ = self.remember(block, payload, *index),
+            Lookup::Disk(_) | Lookup::NotResident(_) => {}
+        }
+        Ok(found)
+    }
+
+    /// Finds a block, and reads it into `stored` if it is on disk, where `decode` has to accept
+    /// its codec and this number of its bytes. Returns what the map said of it.
+    ///
+    /// A block that is not intact may have moved meanwhile: it is looked up again, until the map
+    /// names the place that was read.
+    fn load_stored(
+        &mut self,
+        block: u64,
+        mut found: Lookup,
+        decode: impl Fn(&mut Self, Codec, usize) -> Result<(), Undecodable>,
+    ) -> Result<Lookup, Status> {
         let mut failed: Option<(Entry, Result<io::Error, Undecodable>)> = None;
         loop {
             let entry = match &found {
-                Lookup::Zero | Lookup::Cleared { .. } => {
-                    self.plain.first(size).fill(0);
-                    return Ok(found);
-                }
-                Lookup::Memory { payload, index, .. } => {
-                    self.remember(block, payload, *index);
-                    return Ok(found);
-                }
+                Lookup::Zero | Lookup::Cleared { .. } | Lookup::Memory { .. } => return Ok(found),
                 Lookup::Disk(entry) => *entry,
                 Lookup::NotResident(leaf) => {
                     let fetched = self.fetch(leaf);
@@ -331,9 +386,8 @@ impl<D: SegmentStore> VolumeHandle<D> {
             }
             let mut wrong = Undecodable::Damaged;
             if read.is_ok() && is_whole(stored) {
-                let (place, plain) = ((block, entry.codec()), self.plain.first(size));
-                let cipher = self.cipher.as_mut();
-                match codec::decode_block(cipher, place, stored, plain, &mut self.packing) {
+                let len = stored.len();
+                match decode(self, entry.codec(), len) {
                     Ok(()) => return Ok(found),
                     Err(why) => wrong = why,
                 }
@@ -410,6 +464,9 @@ impl<D: SegmentStore> VolumeHandle<D> {
         token: u32,
         durable: bool,
     ) -> Outcome {
+        if self.is_sealed {
+            return Outcome::Ended(Status::NotSupp);
+        }
         if self.pool.is_latched() {
             return Outcome::Ended(Status::IoErr);
         }
@@ -641,6 +698,80 @@ impl<D: SegmentStore> VolumeHandle<D> {
     }
 }
 
+/// Encrypted blocks as they are stored, for raw streams.
+impl<D: SegmentStore> VolumeHandle<D> {
+    /// Reads an encrypted block as it is stored.
+    ///
+    /// # Errors
+    /// If it cannot be read, is damaged, is not encrypted, or is not there.
+    pub fn read_sealed(&mut self, block: u64) -> Result<SealedBlock<'_>, Status> {
+        let block_bytes = self.volume.meta.block_bytes;
+        let decode = |handle: &mut Self, codec: Codec, len: usize| {
+            let sealed = SealedBlock::of_stored(codec, &handle.stored[..len], block_bytes);
+            let wrong = match codec.is_sealed() {
+                true => Undecodable::Damaged,
+                false => Undecodable::NotAuthentic,
+            };
+            sealed.map(|_| ()).ok_or(wrong)
+        };
+        let found = self.lookup(block);
+        let (codec, len) = match self.load_stored(block, found, decode)? {
+            Lookup::Disk(entry) => (entry.codec(), entry.stored_bytes() as usize),
+            Lookup::Memory { payload, index, .. } => {
+                let stored = payload.stored(index);
+                self.stored.first(stored.len()).copy_from_slice(stored);
+                (payload.blocks()[index as usize].codec, stored.len())
+            }
+            Lookup::Zero | Lookup::Cleared { .. } | Lookup::NotResident(_) => {
+                return Err(Status::Protection);
+            }
+        };
+        let sealed = SealedBlock::of_stored(codec, &self.stored[..len], block_bytes);
+        sealed.ok_or(Status::Protection)
+    }
+
+    /// Writes blocks of one span that were encrypted by the volume's key under the same numbers, in
+    /// this pool or another one. Nothing here can tell whether they were: a block that was not is
+    /// refused when it is read.
+    pub fn write_sealed(&mut self, first: u64, blocks: &[SealedBlock<'_>], token: u32) -> Outcome {
+        if !self.is_sealed {
+            return Outcome::Ended(Status::NotSupp);
+        }
+        if self.pool.is_latched() {
+            return Outcome::Ended(Status::IoErr);
+        }
+        let end = first + blocks.len() as u64;
+        if let Err(status) = self.prefetch(first, end) {
+            return Outcome::Ended(status);
+        }
+        let align = self.pool.align() as usize;
+        let len = blocks.iter().map(|block| block.bytes().len().next_multiple_of(align)).sum();
+        if !self.admit() {
+            return Outcome::Full;
+        }
+        let Some(mut bytes) = self.memory(len) else {
+            self.pool.dismiss();
+            return Outcome::Full;
+        };
+        let (mut stored, mut at) = (Vec::with_capacity(blocks.len()), 0);
+        for block in blocks {
+            let len = block.bytes().len();
+            let into = &mut bytes[at..at + len.next_multiple_of(align)];
+            into[..len].copy_from_slice(block.bytes());
+            into[len..].fill(0);
+            let (offset, len, crc) = (at as u32, into.len() as u32, crc(into));
+            stored.push(Stored { offset, len, codec: block.codec(), crc });
+            at += into.len();
+        }
+        let payload = Arc::new(Payload::new(bytes, stored));
+        let what = What::Data { payload: Arc::clone(&payload), index: 0 };
+        let none = (&[None, None], [None, None]);
+        let begun = self.begin(first, end, what, Body::Write(payload), none, token, false);
+        debug_assert!(begun, "there is nothing that could have changed");
+        Outcome::Taken
+    }
+}
+
 /// Waits until the committer has answered all records of this handle, which frees their places in
 /// the completion queue for other handles. Writes that wait for space are refused.
 impl<D: SegmentStore> Drop for VolumeHandle<D> {
@@ -827,6 +958,7 @@ mod tests {
     use blockyard_volume_format::bytes::crc;
     use blockyard_volume_format::entry::{Codec, Entry};
 
+    use super::{Outcome, VolumeHandle};
     use crate::Options;
     use crate::apply::Apply;
     use crate::stepped_pool::{BLOCK, SteppedPool};
@@ -862,6 +994,21 @@ mod tests {
         put(&stepped, 1, Entry::new(one.address(), BLOCK as u32, Codec::Raw, crc(&plain)));
         assert_eq!(read(&mut stepped, 1), (Status::Protection, None), "in plain");
         assert_eq!(read(&mut stepped, 2), (Status::Ok, Some(2)));
+    }
+
+    #[test]
+    fn a_handle_without_the_key_passes_blocks_on_and_refuses_contents() {
+        let mut stepped = SteppedPool::new("sealed-handle");
+        stepped.encrypt("secret", 256);
+        stepped.write(1, 1);
+        let live = stepped.pool.find("secret").unwrap();
+        let mut sealed = VolumeHandle::open_sealed(&stepped.pool, live, 4).unwrap();
+        assert_eq!(sealed.read(BLOCK, 512, |_| {}), Status::NotSupp);
+        let refused = Outcome::Ended(Status::NotSupp);
+        assert_eq!(sealed.write(BLOCK, 512, &|_, _| {}, 0, false), refused);
+        assert_eq!(stepped.handle.write_sealed(1, &[], 0), refused, "it has the key");
+        assert!(sealed.read_sealed(1).unwrap().codec().is_sealed());
+        assert_eq!(sealed.read_sealed(2).map(|_| ()), Err(Status::Protection), "it is not there");
     }
 
     /// Regression: a write of blocks in two leaves never ended, because reading one leaf evicted

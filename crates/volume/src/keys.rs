@@ -14,7 +14,10 @@ use crate::running::Running;
 
 impl<D: SegmentStore> Pool<D> {
     /// The slot of a volume's key.
-    fn key_slot(&self, meta: &VolumeMeta) -> Result<KeySlot, VolumeError> {
+    ///
+    /// # Errors
+    /// If the volume is not encrypted.
+    pub fn key_slot(&self, meta: &VolumeMeta) -> Result<KeySlot, VolumeError> {
         let slot = self.volumes().keys.get(&meta.key).cloned();
         slot.ok_or_else(|| VolumeError::NotEncrypted { name: meta.name.clone() })
     }

@@ -10,10 +10,10 @@ use blockyard_store::mirror::{CopyStatus, Verified, VerifyPool};
 use blockyard_store::{Copies, SegmentStore, StoreFile};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Entry, STORED_MAX};
+use blockyard_volume_format::sealed::encrypted_len;
 use blockyard_volume_format::{BLOCK_BYTES_MAX, FAN, FormatError, NODE_BLOCKS, PAGE_BYTES, UNIT};
 
 use crate::codec;
-use crate::encryption::BlockCipher;
 use crate::error::VolumeError;
 use crate::map::page::parse_node;
 use crate::map::{Frozen, Lookup, Map, Page};
@@ -499,7 +499,7 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
                 let plain = &mut self.plain[..size as usize];
                 match entry.codec().is_sealed() {
                     // Without the key no more can be said of a block whose checksum is right.
-                    true => (BlockCipher::len(bytes).is_some(), "it has an impossible length"),
+                    true => (encrypted_len(bytes).is_some(), "it has an impossible length"),
                     false => {
                         (codec::decode(entry.codec(), bytes, plain), "it cannot be decompressed")
                     }

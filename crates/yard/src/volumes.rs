@@ -486,6 +486,10 @@ pub struct VolumeRequest {
     /// `send`, `estimate`: whether blocks are compressed by Zstandard.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub compressed: bool,
+    /// `send`, `estimate`: whether encrypted volumes are sent as they are stored, without their
+    /// keys.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub raw: bool,
     /// `send`, `estimate`: in place of a name, the token of a receive that is continued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,

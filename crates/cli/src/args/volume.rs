@@ -537,6 +537,9 @@ const SEND_HELP: &str = "\
 other. -R sends all snapshots up to the one that is named, with -i or -I those after another one;
 -R @SNAPSHOT does so for all volumes that have a snapshot of this name, a clone after its origin.
 
+-w sends an encrypted volume without its key: it stays encrypted, and opens at the receiver by the
+passphrase or key that it has here.
+
 Examples:
   blockyard volume send /srv/pool v0@b -i @a | ssh there blockyard volume receive -s /backup v0
   blockyard volume send --resume TOKEN /srv/pool | ssh there blockyard volume receive -s /backup v0
@@ -564,15 +567,18 @@ pub(crate) struct VolumeSendArgs {
     /// Compress blocks by Zstandard, where that saves space
     #[arg(short = 'c', long)]
     pub(crate) compressed: bool,
+    /// Send encrypted volumes as they are stored, without their keys; others as without this
+    #[arg(short = 'w', long, conflicts_with = "secret")]
+    pub(crate) raw: bool,
     /// Continue the stream of an interrupted receive, whose `receive --token` printed this
     #[arg(
         short = 't',
         long,
         value_name = "TOKEN",
-        conflicts_with_all = ["name", "from", "intermediate", "replicate"]
+        conflicts_with_all = ["name", "from", "intermediate", "replicate", "raw"]
     )]
     pub(crate) resume: Option<String>,
-    /// Send nothing: say how long the stream is, with --compressed how long at most
+    /// Send nothing: say how long the stream is, with --compressed or --raw how long at most
     #[arg(short = 'n', long, conflicts_with = "output")]
     pub(crate) estimate: bool,
     /// The file to write [default: standard output]

@@ -123,6 +123,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
         intermediate: args.intermediate.is_some(),
         replicate: args.replicate,
         compressed: args.compressed,
+        raw: args.raw,
         token: args.resume.clone(),
         ..VolumeRequest::default()
     };
@@ -260,7 +261,13 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     if args.pool.talk.json {
         return print_json(&received, out);
     }
-    let ReceivedView { name, names, blocks, stream_bytes } = received;
+    for name in &received.other_secret {
+        eprintln!(
+            "note: {name} opens by the passphrase or key that its volume has here, not by the \
+             sender's; `blockyard volume change-key` changes it"
+        );
+    }
+    let ReceivedView { name, names, blocks, stream_bytes, .. } = received;
     let bytes = Bytes(stream_bytes);
     match &names[..] {
         [first, .., last] => {
@@ -319,6 +326,7 @@ pub(super) fn verify(args: &VerifyStreamArgs, out: &mut impl Write) -> Result<()
                 "name": head.name,
                 "from": head.base.as_ref().map(|(_, name)| name),
                 "start_block": head.start,
+                "raw": head.is_raw(),
                 "blocks": blocks,
             })
         });
@@ -332,7 +340,15 @@ pub(super) fn verify(args: &VerifyStreamArgs, out: &mut impl Write) -> Result<()
             0 => String::new(),
             start => format!(", from block {start} on"),
         };
-        writeln!(out, "{}: {from}{rest}, {blocks} blocks", head.name)?;
+        let raw = if head.is_raw() { ", raw" } else { "" };
+        writeln!(out, "{}: {from}{rest}{raw}, {blocks} blocks", head.name)?;
+    }
+    if verified.snapshots.iter().any(|it| it.head.is_raw()) {
+        writeln!(
+            out,
+            "raw streams: the checksums are right; whether the blocks are authentic only their key \
+             can tell"
+        )?;
     }
     let count = verified.snapshots.len();
     Ok(writeln!(out, "verified {count} snapshots, {}", Bytes(bytes))?)

@@ -115,6 +115,12 @@ impl Volumes {
         match change {
             Change::Several(changes) => {
                 for (change, id) in changes.iter_mut().zip(self.next_id..) {
+                    // Here it comes with a new volume, and a key that is there keeps its slot.
+                    if let Change::PutKey(slot) = change
+                        && let Some(known) = self.keys.get(&slot.id)
+                    {
+                        slot.clone_from(known);
+                    }
                     self.check_one(change, id)?;
                 }
                 Ok(())

@@ -14,8 +14,9 @@ use blockyard_volume::{
     Compression, Options, Running, Secret, SecretFile, Volume, VolumeConfig, VolumeError,
 };
 use blockyard_volume_admin::check::check;
+use blockyard_volume_admin::receive::{ReceiveTarget, receive};
 use blockyard_volume_admin::scrub::scrub;
-use blockyard_volume_admin::send::send;
+use blockyard_volume_admin::send::{SendOptions, Sending, send};
 use blockyard_volume_format::group;
 use zeroize::Zeroizing;
 
@@ -51,15 +52,19 @@ impl Place {
 
     /// All bytes of all files of the pool.
     fn bytes(&self) -> Vec<u8> {
-        let mut files: Vec<_> =
-            fs::read_dir(self.pool()).unwrap().map(|it| it.unwrap().path()).collect();
-        files.sort();
-        files.iter().flat_map(|path| fs::read(path).unwrap()).collect()
+        files(&self.pool()).iter().flat_map(|path| fs::read(path).unwrap()).collect()
     }
 }
 
-fn marks(bytes: &[u8]) -> usize {
-    bytes.windows(MARK.len()).filter(|window| window == MARK).count()
+/// The files of a pool.
+fn files(pool: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(pool).unwrap().map(|it| it.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn has_mark(bytes: &[u8]) -> bool {
+    blockyard_testing::position(bytes, MARK).is_some()
 }
 
 /// Writes 1 MiB of marks, at MiB `at`.
@@ -98,7 +103,7 @@ fn nothing_is_on_the_disk_in_plain_and_only_the_secret_opens_it() {
         handle(&volume).write(Sector(16), &MARK.repeat(128), Flags::FUA).unwrap();
         assert!(is_written(&volume, 1));
         drop(volume);
-        assert_eq!(marks(&place.bytes()), 0, "{name}");
+        assert!(!has_mark(&place.bytes()), "{name}");
         let open = |secret| Volume::open(place.config(name, 0, secret));
         let volume = open(right()).unwrap();
         assert!(is_written(&volume, 1));
@@ -119,7 +124,7 @@ fn nothing_is_on_the_disk_in_plain_and_only_the_secret_opens_it() {
     let config =
         VolumeConfig { compress: Compression::None, ..place.config("plain", 16 * MIB, None) };
     write(&Volume::open(config).unwrap(), 0);
-    assert!(marks(&place.bytes()) > 0);
+    assert!(has_mark(&place.bytes()));
     let text = refused(Volume::open(place.config("plain", 0, right())));
     assert!(text.starts_with("`plain` is not encrypted"), "{text}");
 }
@@ -191,7 +196,7 @@ fn copies_share_a_key_that_can_be_locked_and_changed() {
     assert!(is_written(&twin, 0) && is_written(&twin, 2));
     drop((volume, twin));
     send(&running, "v@one", None, &mut stream, &mut |_| {}).unwrap();
-    assert!(marks(&stream) > 0, "a stream of an unlocked volume is not encrypted");
+    assert!(has_mark(&stream), "a stream of an unlocked volume is not encrypted");
     // The key is gone with the last volume that has it.
     for name in ["v@one", "v", "twin"] {
         assert_eq!(running.pool().volumes().keys.len(), 1, "{name}");
@@ -300,8 +305,73 @@ fn no_nonce_repeats_over_snapshots_clones_rollbacks_and_copies() {
             assert!(*before == bytes, "{nonce:02x?} is used twice");
         }
     }
+    for pool in [&pool, &copy] {
+        let bytes: Vec<u8> = files(pool).iter().flat_map(|it| fs::read(it).unwrap()).collect();
+        assert!(!has_mark(&bytes), "{}", pool.display());
+    }
     // 1 MiB was written seven times, in blocks of 16 KiB.
     assert_eq!(seen.len(), 7 * 64);
+}
+
+/// A raw stream brings the key and the nonces of a volume to another pool, and both go on writing.
+#[test]
+fn no_nonce_repeats_over_two_pools_between_which_raw_streams_go() {
+    let place = Place::new("nonces-raw");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let (here, there) = (place.pool(), place.directory.path().join("there"));
+    let open = |pool: &Path, size| {
+        Volume::open(VolumeConfig { size, secret: secret(), ..VolumeConfig::new(pool, "v") })
+            .unwrap()
+    };
+    let raw = |from: &Path, to: &Path, snapshot: &str, base: Option<&str>| {
+        let running = Running::open(from, Options::default()).unwrap();
+        running.snapshot(snapshot).unwrap();
+        let options = SendOptions { snapshot, base, is_raw: true, ..SendOptions::default() };
+        let mut stream = Vec::new();
+        let sending = Sending::begin(&running, &options).unwrap();
+        sending.run(&mut stream, &mut |_| {}).unwrap();
+        assert!(!has_mark(&stream));
+        let running = Running::open(to, Options::default()).unwrap();
+        let target = ReceiveTarget::default();
+        receive(&running, &target, &mut &stream[..], &mut |_| {}).unwrap();
+        stream
+    };
+    write(&open(&here, 16 * MIB), 0);
+    raw(&here, &there, "v@one", None);
+    // The same blocks in both pools, from the same contents.
+    for pool in [&here, &there] {
+        write(&open(pool, 0), 1);
+        write(&open(pool, 0), 0);
+    }
+    Running::open(&here, Options::default()).unwrap().rollback("v@one").unwrap();
+    // Back, and there and back again after more writes.
+    let back = raw(&there, &here, "v@two", Some("@one"));
+    for pool in [&here, &there] {
+        write(&open(pool, 0), 2);
+    }
+    Running::open(&there, Options::default()).unwrap().rollback("v@two").unwrap();
+    raw(&here, &there, "v@three", Some("@two"));
+    let running = Running::open(&here, Options::default()).unwrap();
+    running.rollback("v@one").unwrap();
+    ["v@three", "v@two"].iter().for_each(|snapshot| running.destroy(snapshot).unwrap());
+    // The same stream a second time.
+    receive(&running, &ReceiveTarget::default(), &mut &back[..], &mut |_| {}).unwrap();
+    drop(running);
+    write(&open(&here, 0), 3);
+    assert!(is_written(&open(&there, 0), 2) && is_written(&open(&here, 0), 3));
+    let mut seen: HashMap<[u8; 24], Vec<u8>> = HashMap::new();
+    let mut count = 0;
+    for pool in [&here, &there] {
+        let bytes: Vec<u8> = files(pool).iter().flat_map(|it| fs::read(it).unwrap()).collect();
+        assert!(!has_mark(&bytes), "{}", pool.display());
+        for (nonce, bytes) in nonces(pool) {
+            count += 1;
+            let before = seen.entry(nonce).or_insert_with(|| bytes.clone());
+            assert!(*before == bytes, "{nonce:02x?} is used twice");
+        }
+    }
+    // 1 MiB was written 8 times, in blocks of 16 KiB, and moved 1, 2, 1 and 2 MiB.
+    assert_eq!((seen.len(), count), (8 * 64, 14 * 64));
 }
 
 /// The bug: a snapshot of all volumes took a part of a reservation for the whole, because a block

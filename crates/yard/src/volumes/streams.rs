@@ -36,16 +36,20 @@ pub struct ReceivedView {
     pub blocks: u64,
     /// The length of the streams.
     pub stream_bytes: u64,
+    /// Snapshots of raw streams that open by the passphrase or key of this pool, which is not the
+    /// sender's: one of both was changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_secret: Vec<String>,
 }
 
 impl From<Received> for ReceivedView {
     fn from(received: Received) -> ReceivedView {
-        let Received { snapshots: mut names, blocks, bytes } = received;
+        let Received { snapshots: mut names, blocks, bytes, other_secret } = received;
         let name = names.last().cloned().unwrap_or_default();
         if names.len() == 1 {
             names.clear();
         }
-        ReceivedView { name, names, blocks, stream_bytes: bytes }
+        ReceivedView { name, names, blocks, stream_bytes: bytes, other_secret }
     }
 }
 
@@ -91,6 +95,7 @@ impl VolumeRequest {
                 intermediate: self.intermediate,
                 replicate: self.replicate,
                 is_compressed: self.compressed,
+                is_raw: self.raw,
             };
             return Ok(Sending::begin(running, &options)?);
         };
@@ -99,6 +104,7 @@ impl VolumeRequest {
             ("from", self.from.is_some()),
             ("intermediate", self.intermediate),
             ("replicate", self.replicate),
+            ("raw", self.raw),
         ];
         if let Some((field, _)) = others.iter().find(|(_, given)| *given) {
             return Err(argument("field", field, "none of this name with `token`"));
@@ -115,8 +121,9 @@ pub(super) fn estimate(
     running: &Running,
     request: &VolumeRequest,
 ) -> Result<VolumeDone, YardError> {
-    let bytes = request.sending(running)?.stream_bytes()?;
-    let most = if request.compressed { "at most " } else { "" };
+    let sending = request.sending(running)?;
+    let bytes = sending.stream_bytes()?;
+    let most = if sending.is_exact() { "" } else { "at most " };
     let done = format!("{most}{} ({bytes} bytes)", Bytes(bytes));
     let (name, stream_bytes) = (request.name.clone(), Some(bytes));
     Ok(VolumeDone { name, done, stream_bytes, ..VolumeDone::default() })
