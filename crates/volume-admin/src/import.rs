@@ -3,8 +3,8 @@
 //! is open.
 //!
 //! Images are input from outside: everything in them is checked before it is used, memory is
-//! bounded by a cluster and the tables of each file, and a backing file is opened only where
-//! [`BackingPolicy`] permits it.
+//! bounded, and a backing file is opened only where [`BackingPolicy`] permits it: before that its
+//! path is only looked up.
 
 mod image_file;
 mod qcow2;
@@ -20,11 +20,16 @@ use blockyard_volume_format::stream::{Head, Kind, PAYLOAD_MAX};
 use crate::image::is_zero;
 use crate::send::StreamPrinter;
 
-use image_file::ImageFile;
+use image_file::{FoundFile, ImageFile};
 use qcow2::Qcow2Image;
 
 /// Most files of a chain.
 const CHAIN_MAX: usize = 64;
+
+/// Most memory for the level-1 tables of a chain, in bytes: that of the largest one in QEMU. The
+/// table of 1 TiB with the usual clusters of 64 KiB has 16 KiB; a sparse file has a long one for
+/// free.
+const TABLE_BYTES_MAX: u64 = 32 << 20;
 
 /// The snapshot of the volume in the stream of an image, which the importer destroys afterwards.
 pub const IMPORT_SNAPSHOT: &str = "import";
@@ -162,23 +167,26 @@ impl DiskImage {
         format: Option<DiskFormat>,
         policy: BackingPolicy,
     ) -> Result<DiskImage, ImportError> {
-        let mut chain = Chain { policy, layers: Vec::new(), known: Vec::new() };
-        let file = ImageFile::open(path)?;
-        let directory = directory_of(path).canonicalize().map_err(|error| file.failed(error))?;
+        let table_bytes_left = TABLE_BYTES_MAX;
+        let mut chain = Chain { policy, layers: Vec::new(), known: Vec::new(), table_bytes_left };
+        let file = FoundFile::find(path)?.open()?;
+        let unknown = |source| ImportError::Io { path: path.display().to_string(), source };
+        let directory = directory_of(path).canonicalize().map_err(unknown)?;
         let first = match format {
             Some(format) => format,
             None => file.probe()?,
         };
         let mut next = chain.push(file, first, directory_of(path))?;
         while let Some((path, format)) = next {
-            let file = ImageFile::open(&path)?;
-            if policy == BackingPolicy::SameDirectory && !file.real_path()?.starts_with(&directory)
+            let found = FoundFile::find(&path)?;
+            if policy == BackingPolicy::SameDirectory && !found.real_path()?.starts_with(&directory)
             {
                 let directory = directory.display();
                 let why =
                     format!("a backing file outside of `{directory}`; --backing any permits that");
-                return Err(file.refused(why));
+                return Err(found.refused(why));
             }
+            let file = found.open()?;
             let format = match format {
                 Some(format) => format,
                 None => file.probe()?,
@@ -315,6 +323,8 @@ struct Chain {
     layers: Vec<Layer>,
     /// Device and inode of each file.
     known: Vec<(u64, u64)>,
+    /// Memory that the level-1 tables of further files may take.
+    table_bytes_left: u64,
 }
 
 impl Chain {
@@ -341,7 +351,8 @@ impl Chain {
             self.add(Layer::Raw(file))?;
             return Ok(None);
         }
-        let image = Qcow2Image::open(file)?;
+        let image = Qcow2Image::open(file, self.table_bytes_left)?;
+        self.table_bytes_left -= image.l1_bytes();
         let Some(backing) = image.backing.clone() else {
             self.add(Layer::Qcow2(image))?;
             return Ok(None);
@@ -427,6 +438,56 @@ mod tests {
         assert_eq!(exported.size_bytes, size_bytes);
         bytes.resize(size_bytes as usize, 0);
         assert!(std::fs::read(place.path().join("out")).unwrap() == bytes);
+    }
+
+    /// Writes a qcow2 image of version 2 with empty tables, of a disk of `entries` level-1 entries.
+    fn write_qcow2(path: &Path, cluster_bits: u32, entries: u64, backing: &str) {
+        let cluster = 1_u64 << cluster_bits;
+        let size_bytes = entries * (cluster / 8) * cluster;
+        let mut header = Vec::from(*b"QFI\xfb");
+        header.extend(2_u32.to_be_bytes());
+        header.extend(if backing.is_empty() { 0_u64 } else { 80 }.to_be_bytes());
+        header.extend((backing.len() as u32).to_be_bytes());
+        header.extend(cluster_bits.to_be_bytes());
+        header.extend(size_bytes.to_be_bytes());
+        header.extend(0_u32.to_be_bytes());
+        header.extend((entries as u32).to_be_bytes());
+        header.extend(cluster.to_be_bytes());
+        // The end of the extensions is before the name.
+        header.resize(80, 0);
+        header.extend(backing.as_bytes());
+        std::fs::write(path, header).unwrap();
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_len(cluster + 8 * entries).unwrap();
+    }
+
+    fn refusal(path: &Path, policy: BackingPolicy) -> String {
+        let Err(error) = DiskImage::open(path, None, policy).map(drop) else { panic!("{path:?}") };
+        error.to_string()
+    }
+
+    /// A socket cannot be opened, so an error that is not about that shows that nothing tried.
+    #[test]
+    fn what_an_image_names_is_not_opened_before_it_is_permitted() {
+        let place = TempDir::new(&std::env::temp_dir(), "import-named");
+        let (inner, image) = (place.path().join("inner"), place.path().join("inner/image"));
+        std::fs::create_dir(&inner).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(place.path().join("socket")).unwrap();
+        write_qcow2(&image, 16, 1, "../socket");
+        let said = refusal(&image, BackingPolicy::SameDirectory);
+        assert!(said.contains("a backing file outside of"), "{said}");
+        let said = refusal(&image, BackingPolicy::Any);
+        assert!(said.contains("expected a file or a block device"), "{said}");
+    }
+
+    #[test]
+    fn the_tables_of_a_chain_are_bounded_together() {
+        let place = TempDir::new(&std::env::temp_dir(), "import-tables");
+        // The backing file alone has all that is permitted; it is refused before it is read.
+        write_qcow2(&place.path().join("a"), 9, 1, "b");
+        write_qcow2(&place.path().join("b"), 9, TABLE_BYTES_MAX / 8, "");
+        let said = refusal(&place.path().join("a"), BackingPolicy::SameDirectory);
+        assert!(said.contains("more than 32 MiB of level-1 tables"), "{said}");
     }
 
     #[test]

@@ -12,7 +12,67 @@ use rustix::io::Errno;
 use super::qcow2::MAGIC;
 use super::{DiskFormat, ImageRange, ImportError, RangeKind};
 
-/// A file or block device.
+/// A file that an image may name. It is looked up and not open, because to open it can have
+/// effects: that of a watchdog starts its timer.
+pub(super) struct FoundFile {
+    place: File,
+    path: PathBuf,
+    is_image: bool,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl FoundFile {
+    /// Looks a path up, and follows symbolic links.
+    ///
+    /// # Errors
+    /// If there is none, or a directory of the path cannot be searched.
+    pub(super) fn find(path: &Path) -> Result<FoundFile, ImportError> {
+        let failed = |source| ImportError::Io { path: path.display().to_string(), source };
+        let flags = OFlags::PATH.bits() as i32;
+        let place = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let place = place.map_err(failed)?;
+        let metadata = place.metadata().map_err(failed)?;
+        let kind = metadata.file_type();
+        let is_image = kind.is_file() || kind.is_block_device();
+        let id = (metadata.dev(), metadata.ino());
+        Ok(FoundFile { place, path: path.to_owned(), is_image, id })
+    }
+
+    /// The path of the file that was found, in `/proc`: it leads to no other file.
+    fn link(&self) -> String {
+        format!("/proc/self/fd/{}", self.place.as_raw_fd())
+    }
+
+    /// The path without symbolic links.
+    pub(super) fn real_path(&self) -> Result<PathBuf, ImportError> {
+        std::fs::read_link(self.link()).map_err(|error| self.failed(error))
+    }
+
+    /// Opens the file for reading.
+    ///
+    /// # Errors
+    /// If it is neither a regular file nor a block device, or cannot be opened.
+    pub(super) fn open(self) -> Result<ImageFile, ImportError> {
+        if !self.is_image {
+            return Err(self.refused("expected a file or a block device"));
+        }
+        let mut file = File::open(self.link()).map_err(|error| self.failed(error))?;
+        let len = file.seek(SeekFrom::End(0)).map_err(|error| self.failed(error))?;
+        let FoundFile { path, id, .. } = self;
+        Ok(ImageFile { file, path, len, id })
+    }
+
+    pub(super) fn refused(&self, why: impl Into<String>) -> ImportError {
+        ImportError::Refused { path: self.path.display().to_string(), why: why.into() }
+    }
+
+    fn failed(&self, source: io::Error) -> ImportError {
+        ImportError::Io { path: self.path.display().to_string(), source }
+    }
+}
+
+/// A file or block device that is open for reading.
 pub(super) struct ImageFile {
     file: File,
     path: PathBuf,
@@ -23,34 +83,6 @@ pub(super) struct ImageFile {
 }
 
 impl ImageFile {
-    /// Opens a file or a block device for reading.
-    ///
-    /// # Errors
-    /// If it is something else, or cannot be opened.
-    pub(super) fn open(path: &Path) -> Result<ImageFile, ImportError> {
-        let shown = path.display().to_string();
-        let failed = |source| ImportError::Io { path: shown.clone(), source };
-        // Opening a named pipe must not wait for a writer.
-        let flags = OFlags::NONBLOCK.bits() as i32;
-        let mut file =
-            OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        let kind = metadata.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            let why = "expected a file or a block device".to_owned();
-            return Err(ImportError::Refused { path: shown, why });
-        }
-        let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        let id = (metadata.dev(), metadata.ino());
-        Ok(ImageFile { file, path: path.to_owned(), len, id })
-    }
-
-    /// The path of the open file, without symbolic links.
-    pub(super) fn real_path(&self) -> Result<PathBuf, ImportError> {
-        let link = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        std::fs::read_link(link).map_err(|error| self.failed(error))
-    }
-
     /// The format that the first bytes show.
     pub(super) fn probe(&self) -> Result<DiskFormat, ImportError> {
         let mut magic = [0; MAGIC.len()];
@@ -88,7 +120,7 @@ impl ImageFile {
         }
     }
 
-    pub(super) fn failed(&self, source: io::Error) -> ImportError {
+    fn failed(&self, source: io::Error) -> ImportError {
         ImportError::Io { path: self.path.display().to_string(), source }
     }
 

@@ -105,11 +105,11 @@ pub(super) struct Qcow2Image {
 }
 
 impl Qcow2Image {
-    /// Reads the header and the level-1 table.
+    /// Reads the header and the level-1 table, which may take `l1_bytes_max` of memory.
     ///
     /// # Errors
-    /// If the file is damaged, or has a feature that is not supported.
-    pub(super) fn open(file: ImageFile) -> Result<Qcow2Image, ImportError> {
+    /// If the file is damaged, or has a feature that is not supported, or a longer table.
+    pub(super) fn open(file: ImageFile, l1_bytes_max: u64) -> Result<Qcow2Image, ImportError> {
         let mut fixed = vec![0; HEADER_V2_BYTES];
         file.read(0, &mut fixed)?;
         let (version, cluster_bits) = (be_u32_at(&fixed, 4), be_u32_at(&fixed, 20));
@@ -145,16 +145,24 @@ impl Qcow2Image {
             plain_at: None,
             file,
         };
-        image.read_l1(be_u32_at(&fixed, 36).into(), be_u64_at(&fixed, 40))?;
+        image.read_l1(be_u32_at(&fixed, 36).into(), be_u64_at(&fixed, 40), l1_bytes_max)?;
         Ok(image)
     }
 
-    fn read_l1(&mut self, entries: u64, at: u64) -> Result<(), ImportError> {
+    fn read_l1(&mut self, entries: u64, at: u64, bytes_max: u64) -> Result<(), ImportError> {
         let needed = self.size_bytes.div_ceil(self.l2_covers());
         if needed > L1_MAX || entries < needed {
             let size = self.size_bytes;
             let why = format!("a disk of {size} bytes with a level-1 table of {entries} entries");
             return Err(self.file.damaged(why));
+        }
+        if 8 * needed > bytes_max {
+            let why = format!(
+                "its chain has more than {} MiB of level-1 tables; `qemu-img convert` joins the \
+                 files",
+                super::TABLE_BYTES_MAX >> 20
+            );
+            return Err(self.file.refused(why));
         }
         // A false length must not make this program take memory.
         if at.saturating_add(8 * needed) > self.file.len {
@@ -165,6 +173,11 @@ impl Qcow2Image {
         self.file.read(at, &mut bytes)?;
         self.l1 = bytes.chunks_exact(8).map(|entry| be_u64_at(entry, 0)).collect();
         Ok(())
+    }
+
+    /// Memory of the level-1 table.
+    pub(super) fn l1_bytes(&self) -> u64 {
+        8 * self.l1.len() as u64
     }
 
     fn cluster_bytes(&self) -> u64 {
