@@ -92,7 +92,7 @@ fn printed(input: &mut Input<'_>) -> Vec<u8> {
         block_bytes: input.choose(&[4096, 512, 65_536, 0, 513]),
         blocks: input.choose(&[1, 40, 1 << 40, 0, u64::MAX]),
         guid: input.below(3),
-        name: input.choose(&["v0@a", "", "%"]).to_owned(),
+        name: input.choose(&["v0@a", "v0@a", "v0@a", "\u{1b}"]).to_owned(),
         base: (input.below(2) == 1).then(|| (input.below(3), "v0@b".to_owned())),
         created: input.choose(&[0, 1, u64::MAX]),
         start: input.choose(&[0, 0, 3, u64::MAX]),

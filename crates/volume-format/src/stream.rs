@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::BLOCK_BYTES_MAX;
 use crate::bytes::{BlockHeader, Reader, crc, put_u32, put_u64, u32_at, u64_at};
-use crate::catalogue::{BLOCKS_MAX, NAME_MAX};
+use crate::catalogue::{BLOCKS_MAX, NAME_MAX, is_name};
 use crate::error::FormatError;
 use crate::key_slot::{KEY_SLOT_BYTES, KeySlot};
 use crate::sealed::SealedBlocks;
@@ -139,6 +139,14 @@ impl Head {
             name.map(str::to_owned).ok_or_else(|| impossible(field, len as u64, "a name"))
         };
         let (name, base_name) = (text(48, NAME, "name")?, text(49, BASE, "base")?);
+        // Programs print the names, so a stream must not bring control characters in them.
+        for (name, field) in [(&name, "name"), (&base_name, "base")] {
+            let is_absent = field == "base" && name.is_empty();
+            let is_snapshot = is_name(name) && name.contains('@');
+            if !is_absent && !is_snapshot {
+                return Err(impossible(field, name.len() as u64, "the name of a snapshot"));
+            }
+        }
         let reserved = match u32_at(bytes, 16) {
             VERSION_OLDEST => (50..NAME, CREATED),
             2 => (50..FLAGS, KEY),
@@ -512,6 +520,11 @@ mod tests {
         assert!(said.contains("expected a base"), "{said}");
         let said = with(&|bytes| put_u64(bytes, START, 101));
         assert!(said.contains("start = 101"), "{said}");
+        for (at, field) in [(NAME, "name"), (NAME + 2, "name"), (BASE + 4, "base")] {
+            let said = with(&|bytes| bytes[at] = 0x1b);
+            let wanted = format!("{field} = ");
+            assert!(said.contains(&wanted) && said.contains("the name of a snapshot"), "{said}");
+        }
         for at in [50, 51, END, HEAD_BYTES - 1] {
             let said = with(&|bytes| bytes[at] = 1);
             assert!(said.contains("a reserved byte"), "{at}: {said}");
