@@ -7,6 +7,7 @@ use std::path::Path;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use blockyard_core::owner_only;
 use blockyard_yard::config::{Config, ConfigError, LEN_MAX, TEMPLATE, parse, schema};
+use blockyard_yard::error::counted;
 use blockyard_yard::stack;
 use serde_json::json;
 
@@ -56,8 +57,12 @@ pub(crate) fn check(args: &CheckArgs, out: &mut impl Write) -> Result<(), Failur
         let errors: Vec<_> = errors.iter().map(as_json).collect();
         print_json(&json!({ "ok": errors.is_empty(), "errors": errors }), out)?;
     } else if let Some(config) = config.filter(|_| errors.is_empty()) {
-        let plural = if config.devices.len() == 1 { "device" } else { "devices" };
-        writeln!(out, "{}: good: {} {plural}", args.file.display(), config.devices.len())?;
+        let file = args.file.display();
+        let devices = counted(config.devices.len() as u64, "device");
+        match config.backups.len() as u64 {
+            0 => writeln!(out, "{file}: good: {devices}")?,
+            count => writeln!(out, "{file}: good: {devices}, {}", counted(count, "backup"))?,
+        }
         for spec in &config.devices {
             // Checked above, so it comes without an error; its notes are worth showing.
             for note in stack::check(spec).unwrap_or_default() {

@@ -38,7 +38,16 @@ use crate::failure::Failure;
 
 fn main() -> ExitCode {
     let parent = rustix::process::getppid();
-    let Cli { command } = Cli::parse();
+    let Cli { command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // For monitoring, 2 is CRITICAL: a wrong option of `status` says nothing about the yard.
+        Err(error) if error.use_stderr() && std::env::args_os().nth(1) == Some("status".into()) => {
+            // Standard error may be closed.
+            let _ = error.print();
+            return ExitCode::from(status::UNKNOWN);
+        }
+        Err(error) => error.exit(),
+    };
     let mut out = io::BufWriter::new(io::stdout().lock());
     let result = match command {
         // The daemon has threads of its own that must not wait for the lock.

@@ -15,7 +15,7 @@ use crate::human::date;
 const OK: u8 = 0;
 const WARNING: u8 = 1;
 const CRITICAL_CODE: u8 = 2;
-const UNKNOWN: u8 = 3;
+pub(crate) const UNKNOWN: u8 = 3;
 
 /// Prints the status; returns the exit code.
 pub(crate) fn run(talk: &TalkArgs, out: &mut impl Write) -> Result<ExitCode, Failure> {

@@ -581,6 +581,10 @@ fn a_wrong_command_line_says_what_would_do() {
     let (code, _, error) = run(blockyard(&dir.0).arg("list"));
     assert_eq!(code, 4);
     assert!(error.contains("start one with `blockyard serve`"), "{error}");
+    // For monitoring 2 would be CRITICAL, and the help is no error.
+    let (code, _, error) = run(blockyard(&dir.0).args(["status", "--no-such-option"]));
+    assert!(code == 3 && error.contains("unexpected argument"), "{code}: {error}");
+    assert_eq!(run(blockyard(&dir.0).args(["status", "--help"])).0, 0);
 }
 
 #[test]

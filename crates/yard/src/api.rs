@@ -847,7 +847,8 @@ async fn unlisten(State(control): Shared, asked: Asked) -> Answer<ListenerView> 
 async fn status(State(control): Shared) -> Answer<StatusView> {
     blocking(move || {
         let (devices, pools) = (&control.devices, control.devices.pool_views());
-        devices.look_for_warnings(&pools, blockyard_volume::admin::now());
+        let backups = control.backups.views();
+        devices.look_for_warnings(&pools, &backups, blockyard_volume::admin::now());
         Ok(StatusView::new(devices.list().len(), pools.len(), devices.warnings().list()))
     })
     .await

@@ -138,10 +138,9 @@ impl Backups {
     pub fn run_due(&self, devices: &Devices, now: u64) -> u64 {
         let count = self.policies().len();
         for index in 0..count {
-            let is_due = |policy: &Policy| policy.view.next_run.is_none_or(|next| next <= now);
             let settings = {
                 let mut policies = self.policies();
-                let due = policies.get_mut(index).filter(|policy| is_due(policy));
+                let due = policies.get_mut(index).filter(|policy| policy.is_due(now));
                 let Some(policy) = due.filter(|_| !self.stop.is_set()) else { continue };
                 policy.view.running = true;
                 policy.settings.clone()
@@ -185,6 +184,13 @@ impl Backups {
 }
 
 impl Policy {
+    /// Whether a run is due at `now`. A next run that is later than any could be set now was set by
+    /// a clock that was ahead: it is due, so that backups do not stop until that time.
+    fn is_due(&self, now: u64) -> bool {
+        let latest = self.settings.snapshots.end_of(now).max(now.saturating_add(RETRY_INTERVAL_S));
+        self.view.next_run.is_none_or(|next| next <= now || next > latest)
+    }
+
     /// Records the result of a run that began at `now`.
     fn end(&mut self, result: RunResult, now: u64, took: Duration) {
         let RunResult { sent_bytes, errors } = result;

@@ -52,7 +52,7 @@ pub fn encode(
 ) -> String {
     let mut registry = Registry::with_prefix("blockyard");
     let pools = devices.pool_views();
-    devices.look_for_warnings(&pools, blockyard_volume::admin::now());
+    devices.look_for_warnings(&pools, &backups, blockyard_volume::admin::now());
     // The list of all devices is gone before a drive is asked for its zones, which may take long:
     // a device that a request has cannot be replaced.
     let samples = devices.list().into_iter().map(|entry| DeviceSample::new(&entry)).collect();

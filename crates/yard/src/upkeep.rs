@@ -9,6 +9,7 @@ use blockyard_volume::admin::now;
 use tokio::time::MissedTickBehavior;
 
 use crate::api::Control;
+use crate::backup::BackupView;
 use crate::devices::Devices;
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
@@ -16,7 +17,7 @@ use crate::ram::RamView;
 use crate::scrubs::{ScrubbedPool, is_stopped, parse_schedule};
 use crate::volumes::{PoolView, RESUME_SCRUB, VolumeDone};
 use crate::warnings::WARN_FILL;
-use crate::warnings::conditions::{pool_conditions, ram_condition};
+use crate::warnings::conditions::{backup_condition, pool_conditions, ram_condition};
 
 /// The time between two looks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -88,10 +89,11 @@ impl Devices {
         Ok(VolumeDone { name, done: done.to_owned(), ..VolumeDone::default() })
     }
 
-    /// Compares the state of all pools and RAM disks with their marks, and updates the warnings.
-    pub(crate) fn look_for_warnings(&self, pools: &[PoolView], now_s: u64) {
+    /// Compares the state of all pools and RAM disks with their marks, and updates the warnings;
+    /// `backups` are the policies.
+    pub(crate) fn look_for_warnings(&self, pools: &[PoolView], backups: &[BackupView], now_s: u64) {
         let entries = self.list();
-        let mut conditions = Vec::new();
+        let mut conditions: Vec<_> = backups.iter().map(backup_condition).collect();
         for view in pools {
             let pool = self.pools().into_iter().find(|pool| pool.path().as_os_str() == &*view.path);
             let mark = pool.map_or(WARN_FILL, |pool| PoolSettings::new(&pool, &entries).warn_fill);
@@ -168,11 +170,11 @@ pub(crate) async fn run(control: Arc<Control>) {
             _ = tick.tick() => {}
             () = control.upkeep.notified() => {}
         }
-        let devices = Arc::clone(&control.devices);
+        let (devices, backups) = (Arc::clone(&control.devices), control.backups.views());
         // The state of a pool asks its file system for its free space.
         let looked = tokio::task::spawn_blocking(move || {
             let (pools, now_s) = (devices.pool_views(), now());
-            devices.look_for_warnings(&pools, now_s);
+            devices.look_for_warnings(&pools, &backups, now_s);
             devices.due_scrubs(&pools, now_s)
         });
         // A panic was reported.

@@ -1,4 +1,4 @@
-//! Warnings: conditions of pools and RAM disks that an administrator should know of.
+//! Warnings: conditions of pools, RAM disks and backups that an administrator should know of.
 //!
 //! [`Warnings::update`] compares the conditions of now with the warnings that are raised: each is
 //! logged once when it is raised, and once when it is over. A measure that goes up and down around
@@ -35,11 +35,13 @@ pub enum WarningKind {
     Reservations,
     /// A RAM disk uses more of its memory limit than its mark.
     RamLimit,
+    /// The last run of a backup policy failed.
+    BackupFailed,
 }
 
 impl WarningKind {
     /// All kinds.
-    pub const ALL: [WarningKind; 7] = [
+    pub const ALL: [WarningKind; 8] = [
         WarningKind::PoolFill,
         WarningKind::NoSpace,
         WarningKind::PoolReadOnly,
@@ -47,6 +49,7 @@ impl WarningKind {
         WarningKind::ScrubDamage,
         WarningKind::Reservations,
         WarningKind::RamLimit,
+        WarningKind::BackupFailed,
     ];
 
     /// The name for programs.
@@ -59,6 +62,7 @@ impl WarningKind {
             WarningKind::ScrubDamage => "scrub_damage",
             WarningKind::Reservations => "reservations",
             WarningKind::RamLimit => "ram_limit",
+            WarningKind::BackupFailed => "backup_failed",
         }
     }
 
@@ -69,7 +73,10 @@ impl WarningKind {
             | WarningKind::PoolReadOnly
             | WarningKind::CopyBad
             | WarningKind::ScrubDamage => true,
-            WarningKind::PoolFill | WarningKind::Reservations | WarningKind::RamLimit => false,
+            WarningKind::PoolFill
+            | WarningKind::Reservations
+            | WarningKind::RamLimit
+            | WarningKind::BackupFailed => false,
         }
     }
 }
@@ -78,11 +85,11 @@ impl WarningKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
     /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `copy_bad`, `scrub_damage`,
-    /// `reservations` or `ram_limit`.
+    /// `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.
     pub severity: String,
-    /// The path of the pool, or the name of the device.
+    /// The path of the pool, or the name of the device or backup policy.
     pub subject: String,
     /// A sentence for people.
     pub message: String,

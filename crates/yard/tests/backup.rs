@@ -214,3 +214,16 @@ fn the_end_of_the_daemon_ends_a_target() {
     assert_eq!(view.error.unwrap(), "`v0`: the daemon ends");
     assert!(verify(&mut &stream()[..], &mut |_| {}).is_ok());
 }
+
+/// Regression: after a clock that was a year ahead, an hourly policy did not run for a year.
+#[test]
+fn a_clock_that_is_set_back_does_not_stop_backups() {
+    let fixture = Fixture::new();
+    fixture.set("cat > $0", 60, None);
+    let ahead = NOW + 365 * 86_400;
+    assert_eq!(fixture.run(ahead).runs, 1);
+    let view = fixture.run(NOW);
+    assert_eq!((view.runs, view.error, view.next_run), (2, None, Some(NEXT_HOUR)));
+    assert_eq!(fixture.run(NOW + 1).runs, 2);
+    assert!(fixture.snapshots().iter().any(|(name, _)| name == "v0@off-2033-05-18T03"));
+}

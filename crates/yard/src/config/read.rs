@@ -400,17 +400,23 @@ impl ConfigReader<'_> {
         });
         let name = name.filter(|(name, span)| {
             let is_tag = BackupSettings::is_name(name);
-            let is_taken = config.backups.iter().any(|other| other.name == *name);
-            if !is_tag || is_taken {
-                let help = match is_tag {
-                    true => "expected a name that no other backup has".to_owned(),
-                    false => {
-                        format!("expected 1 to {BACKUP_NAME_MAX} letters, digits, `-`, `_` and `.`")
-                    }
-                };
-                self.error(span.clone(), format!("invalid name `{}`", shown(name)), Some(help));
-            }
-            is_tag && !is_taken
+            let names = config.backups.iter().map(|other| other.name.as_str());
+            let taken = names.into_iter().find(|other| are_confused(name, other));
+            let help = match taken {
+                _ if !is_tag => {
+                    format!("expected 1 to {BACKUP_NAME_MAX} letters, digits, `-`, `_` and `.`")
+                }
+                Some(other) if other == *name => {
+                    "expected a name that no other backup has".to_owned()
+                }
+                Some(other) => format!(
+                    "expected a name that is not that of the backup `{other}` and `-` and more, or \
+                     the reverse: each would prune the snapshots of the other"
+                ),
+                None => return true,
+            };
+            self.error(span.clone(), format!("invalid name `{}`", shown(name)), Some(help));
+            false
         });
         let keep = table.get("keep").and_then(|value| self.retention(value));
         let strings = |reader: &mut Self, key: &str| {
@@ -781,6 +787,13 @@ fn switch_text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
+/// Whether the names of the snapshots of one backup could be those of the other: they begin with
+/// the name of the backup and `-`.
+fn are_confused(one: &str, other: &str) -> bool {
+    let begins = |one: &str, other: &str| format!("{one}-").starts_with(&format!("{other}-"));
+    begins(one, other) || begins(other, one)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -822,6 +835,48 @@ mod tests {
             let error = parse(&text).unwrap_err()[0].to_string();
             let problem = problem.replace("zoned", "fuse_allow_other");
             assert_eq!(error, format!("line 2, column 20: {problem}"));
+        }
+    }
+
+    #[test]
+    fn backups_are_read_and_their_errors_have_a_place() {
+        let whole = "[[backup]]\nname = \"off\"\npool = \"/p\"\nsnapshots = \"hourly\"\n";
+        let text = format!(
+            "{whole}keep = \"24h,7d\"\nvolumes = [\"v0\"]\ntarget = [\"ssh\", \"there\"]\n\
+             timeout = \"3h\"\n"
+        );
+        let wanted = BackupSettings {
+            name: "off".to_owned(),
+            pool: PathBuf::from("/p"),
+            volumes: vec!["v0".to_owned()],
+            snapshots: Period::Hour,
+            keep: Some("24h,7d".parse().unwrap()),
+            target: vec!["ssh".to_owned(), "there".to_owned()],
+            timeout: Duration::from_secs(10_800),
+        };
+        assert_eq!(parse(&text).unwrap().backups, [wanted]);
+        let other = |name: &str| format!("{whole}{}", whole.replace("off", name));
+        for name in ["daily", "offsite", "of", "off_site"] {
+            assert_eq!(parse(&other(name)).unwrap().backups.len(), 2, "{name}");
+        }
+        for (text, line, problem, help) in [
+            (other("off"), 6, "invalid name `off`", "no other backup has"),
+            // Regression: `off` pruned the snapshots `v0@off-site-...` of the other one.
+            (other("off-site"), 6, "invalid name `off-site`", "each would prune the snapshots"),
+            (other("off").replacen("off", "off-a", 1), 6, "invalid name `off`", "each would prune"),
+            (other("-x"), 6, "invalid name `-x`", "expected 1 to 48 letters"),
+            (whole.replace("hourly", "often"), 4, "invalid snapshots `often`", "hourly, daily"),
+            (format!("{whole}keep = \"24\"\n"), 5, "invalid keep `24`", "counts with units"),
+            (format!("{whole}timeout = \"1d\"\n"), 5, "invalid timeout `1d`", ""),
+            (format!("{whole}volumes = [\"v@a\"]\n"), 5, "invalid volumes `v@a`", "a volume"),
+            (format!("{whole}kepe = \"24h\"\n"), 5, "kepe", "keep"),
+            (whole.replace("pool = \"/p\"\n", ""), 1, "pool", ""),
+        ] {
+            let errors = parse(&text).unwrap_err();
+            let found = errors[0].help.clone().unwrap_or_default();
+            assert_eq!((errors.len(), errors[0].line), (1, line), "{text}: {}", errors[0]);
+            let said = errors[0].to_string();
+            assert!(said.contains(problem) && found.contains(help), "{said}; {found}");
         }
     }
 

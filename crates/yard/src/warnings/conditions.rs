@@ -1,6 +1,8 @@
-//! The conditions of pools and RAM disks about which a yard warns, from their state at one moment.
+//! The conditions of pools, RAM disks and backup policies about which a yard warns, from their
+//! state at one moment.
 
 use super::{Condition, Level, WarningKind};
+use crate::backup::BackupView;
 use crate::ram::RamView;
 use crate::size::rounded;
 use crate::volumes::{CopyView, PoolView};
@@ -81,6 +83,19 @@ pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Co
         subject: name.to_owned(),
         level: fill_level(used, limit, mark_percent),
         message: format!("{share}% of its memory: {} of {}", rounded(used), rounded(limit)),
+    }
+}
+
+/// The condition of a backup policy. It lasts until a run succeeds: a run in progress ends nothing.
+pub(crate) fn backup_condition(view: &BackupView) -> Condition {
+    let error = view.error.as_deref().unwrap_or_default();
+    // A command may have printed the error, with line ends and control characters.
+    let error: String = error.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
+    Condition {
+        kind: WarningKind::BackupFailed,
+        subject: view.name.clone(),
+        level: Level::of(view.error.is_some()),
+        message: format!("the last run of the backup failed: {error}"),
     }
 }
 
@@ -176,6 +191,29 @@ mod tests {
         assert_eq!((status.state.as_str(), status.warnings[0].since), ("warning", 5));
         warnings.update(7, pool_conditions(&pool(100), 80), &[]);
         assert_eq!(StatusView::new(1, 1, warnings.list()).state, "ok");
+    }
+
+    #[test]
+    fn a_backup_warns_from_a_run_that_failed_to_one_that_succeeded() {
+        let warnings = Warnings::default();
+        let failed = Some("no route\n\u{1b}[2J".to_owned());
+        for (now, error, running, is_raised) in [
+            (1, None, true, false),
+            (2, failed.clone(), false, true),
+            (3, failed, true, true),
+            (4, None, false, false),
+        ] {
+            let name = "offsite".to_owned();
+            let view = BackupView { name, error, running, ..BackupView::default() };
+            warnings.update(now, vec![backup_condition(&view)], &[]);
+            let list = warnings.list();
+            assert_eq!(!list.is_empty(), is_raised, "at {now}");
+            for it in list {
+                assert_eq!((it.kind.as_str(), it.subject.as_str()), ("backup_failed", "offsite"));
+                assert_eq!(it.message, "the last run of the backup failed: no route  [2J");
+                assert_eq!((it.severity.as_str(), it.since), ("warning", 2));
+            }
+        }
     }
 
     #[test]
