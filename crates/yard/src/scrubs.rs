@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_os::{AtomicFile, Replace};
+use blockyard_volume::admin::now;
 use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_admin::scrub::{ScrubPosition, ScrubStep, continue_scrub};
@@ -192,6 +193,9 @@ struct PoolScrubs {
     /// The flag that asks the scrub that runs to stop.
     stop: Option<Arc<AtomicBool>>,
     is_paused: bool,
+    /// The identity of the pool and when its last scrub ended, in seconds since 1970: a pool that
+    /// could not record its scrub must not be scrubbed again at once.
+    ended: Option<(String, u64)>,
     verified_bytes: u64,
     total_bytes: u64,
 }
@@ -287,6 +291,9 @@ impl Scrubs {
                 self.with(path, |it| {
                     it.counts.scrubs += 1;
                     it.counts.damaged += report.damaged;
+                    // A pause may have come too late.
+                    it.is_paused = false;
+                    it.ended = Some((pool.identity.clone(), now()));
                 });
                 Ok(report)
             }
@@ -332,6 +339,7 @@ impl Scrubs {
     /// # Errors
     /// If none is stopped.
     pub(crate) fn resume(&self, pool: &ScrubbedPool) -> Result<(), YardError> {
+        self.with(pool.path(), |it| it.is_paused = false);
         self.change_saved(pool, |saved| (saved.is_paused, saved.is_background) = (false, true))
     }
 
@@ -369,9 +377,13 @@ impl Scrubs {
         last_s: Option<u64>,
         interval_s: Option<u64>,
     ) -> bool {
-        if self.with(pool.path(), |it| it.stop.is_some()) {
+        let (is_busy, ended) =
+            self.with(pool.path(), |it| (it.stop.is_some() || it.is_paused, it.ended.clone()));
+        if is_busy {
             return false;
         }
+        let ended_s = ended.filter(|(identity, _)| *identity == pool.identity).map(|it| it.1);
+        let last_s = last_s.max(ended_s);
         match self.load(pool) {
             Some(saved) => !saved.is_paused && (saved.is_background || interval_s.is_some()),
             None => interval_s.is_some_and(|interval_s| is_due(now_s, last_s, interval_s)),
@@ -523,6 +535,10 @@ mod tests {
         assert!(verified[0] > state.verified_bytes, "{verified:?} after {state:?}");
         assert_eq!((report.unwrap().damaged, scrubs.counts(pool.path()).scrubs), (0, 1));
         assert_eq!((scrubs.state(&pool), wanted(&scrubs, None)), (None, false));
+        // The interval begins at its end, even if the pool has not recorded it.
+        assert!(!wanted(&scrubs, Some(60)));
+        let other = ScrubbedPool { identity: "second".to_owned(), ..pool.clone() };
+        assert!(scrubs.is_wanted(&other, 1000, None, Some(60)), "another pool has had none");
     }
 
     #[test]

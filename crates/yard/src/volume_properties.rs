@@ -1,8 +1,9 @@
 //! The properties of volumes: their values as texts, for `volume set`, `volume get` and the control
 //! API. The names and values are those of the parameters of a volume device.
+#![allow(clippy::disallowed_types)] // Properties are set rarely.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_volume::config::{Given, VolumeConfig};
 use blockyard_volume::{Compression, Running};
@@ -165,6 +166,10 @@ pub(crate) fn set(running: &Running, request: &VolumeRequest) -> Result<String, 
     Ok(format!("set {} of {}", pairs.join(" "), request.name))
 }
 
+/// Held while properties of a device are set: of two requests at once, the device and its
+/// parameters get what the pool stores last.
+static SETTING: Mutex<()> = Mutex::new(());
+
 /// Sets properties of a volume of a pool that is open in a yard. If the clients of its device could
 /// not learn of the change, it must have none: the device is opened again.
 pub(crate) fn set_in(
@@ -173,6 +178,7 @@ pub(crate) fn set_in(
     request: &VolumeRequest,
 ) -> Result<VolumeDone, YardError> {
     let PropertyChange { properties, .. } = parse(&request.properties)?;
+    let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(entry) = devices.device_of(pool, &request.name) else {
         return work(pool, "set", request);
     };
