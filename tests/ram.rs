@@ -131,7 +131,7 @@ fn lists_as_zramctl(yard: &Yard) {
     let listed = yard.command(&["ram", "list", "nothing"]).fails();
     assert!(listed.err.contains("there is no RAM disk `nothing`"), "{listed}");
     let listed = yard.command(&["ram", "list", "-o", "nothing"]).fails();
-    assert!(listed.err.contains("invalid -o `nothing`: expected of NAME, "), "{listed}");
+    assert!(listed.err.contains("invalid -o `nothing`: expected one of NAME, "), "{listed}");
 }
 
 /// Settings that change while the device is in use, and errors that name the bad setting.

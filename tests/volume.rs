@@ -433,7 +433,7 @@ fn lists_what_a_yard_has(path: &str, talk: &[&str]) {
     assert_eq!(words(&tree), words(wanted), "{tree}");
     assert!(tree.contains("\n    twin "), "{tree}");
     let refused = volume("list", &["-o", "name,nothing"]).fails();
-    assert!(refused.err.contains("invalid -o `nothing`: expected of name, pool,"), "{refused}");
+    assert!(refused.err.contains("invalid -o `nothing`: expected one of name, pool,"), "{refused}");
 }
 
 #[test]

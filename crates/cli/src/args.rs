@@ -15,7 +15,9 @@ pub(crate) use activity::{IostatArgs, StatsArgs, TopArgs};
 pub(crate) use faults::{
     InjectArgs, InjectCommand, InjectListArgs, InjectRemoveArgs, InjectRunArgs, RemovedRules,
 };
-pub(crate) use pool::{BackupCommand, PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs};
+pub(crate) use pool::{
+    BackupCommand, PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs, PoolsArgs, ScriptArgs,
+};
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,
 };

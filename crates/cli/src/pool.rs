@@ -15,7 +15,7 @@ use blockyard_yard::volumes::{LastScrubView, PoolView};
 use serde_json::{Value, json};
 
 use crate::args::{
-    PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs, TalkArgs, VolumePoolArgs,
+    PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs, PoolsArgs, VolumePoolArgs,
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
@@ -81,13 +81,15 @@ impl ShownPool {
 }
 
 /// The pools that are named, or all that the yard has open.
-fn find(pools: &[PathBuf], degraded: bool, talk: &TalkArgs) -> Result<Vec<ShownPool>, Failure> {
+fn find(args: &PoolsArgs) -> Result<Vec<ShownPool>, Failure> {
+    let PoolsArgs { pools, degraded, talk } = args;
     if pools.is_empty() {
         let open = client(talk).pools()?.into_iter();
         return Ok(open.map(|view| ShownPool { view, is_open: true }).collect());
     }
     let named = |pool: &PathBuf| {
-        let args = VolumePoolArgs { pool: pool.clone(), degraded, talk: talk.clone() };
+        let (pool, degraded, talk) = (pool.clone(), *degraded, talk.clone());
+        let args = VolumePoolArgs { pool, degraded, talk };
         let access = ReadOnlyAccess::find(&args)?;
         let is_open = matches!(access, ReadOnlyAccess::There(..));
         Ok(ShownPool { view: access.view()?, is_open })
@@ -96,12 +98,13 @@ fn find(pools: &[PathBuf], degraded: bool, talk: &TalkArgs) -> Result<Vec<ShownP
 }
 
 fn list(args: &PoolListArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pools = find(&args.pools, args.degraded, &args.talk)?;
-    if args.talk.json {
+    let pools = find(&args.pools)?;
+    if args.pools.talk.json {
         return print_json(&pools.iter().map(ShownPool::json).collect::<Vec<_>>(), out);
     }
-    let size = |bytes: u64| if args.parsable { bytes.to_string() } else { rounded(bytes) };
-    let share = |share: u64| if args.parsable { share.to_string() } else { format!("{share}%") };
+    let size = |bytes: u64| if args.script.parsable { bytes.to_string() } else { rounded(bytes) };
+    let share =
+        |share: u64| if args.script.parsable { share.to_string() } else { format!("{share}%") };
     let row = |it: &ShownPool| {
         vec![
             it.view.path.clone(),
@@ -118,15 +121,15 @@ fn list(args: &PoolListArgs, out: &mut impl Write) -> Result<(), Failure> {
     let headings =
         vec!["NAME", "SIZE", "ALLOC", "FREE", "FRAG", "CAP", "WAMP", "VOLUMES", "HEALTH"];
     let table = Columns { headings, rows: pools.iter().map(row).collect() };
-    match args.scripted {
+    match args.script.scripted {
         true => Ok(table.print_bare(out)?),
         false => Ok(table.print(&LIST_OPTIONAL, terminal_width(), out)?),
     }
 }
 
 fn status(args: &PoolStatusArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let pools = find(&args.pools, args.degraded, &args.talk)?;
-    if args.talk.json {
+    let pools = find(&args.pools)?;
+    if args.pools.talk.json {
         return print_json(&pools.iter().map(ShownPool::json).collect::<Vec<_>>(), out);
     }
     for (at, pool) in pools.iter().enumerate() {

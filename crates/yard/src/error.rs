@@ -232,10 +232,10 @@ pub enum YardError {
         /// How many times its file is open.
         opens: u64,
     },
-    /// Clients use the device, and the operation would change its data while they read it.
+    /// Clients use the device, and could not learn of the change, of its data for example.
     #[error(
-        "cannot change `{name}`: {}; disconnect and close first, because the data that they read \
-         would change",
+        "cannot change `{name}`: {}; disconnect and close first, because clients could not learn \
+         of the change",
         used(*clients, &[], *opens)
     )]
     Used {

@@ -184,7 +184,8 @@ fn op(value: &str) -> Result<Op, InjectError> {
 
 fn status(value: &str) -> Result<Status, InjectError> {
     Status::from_name(value).filter(|status| !status.is_ok()).ok_or_else(|| {
-        let advice = suggestion(value, Status::ALL.iter().map(|status| status.name()));
+        let failures = Status::ALL.iter().filter(|status| !status.is_ok());
+        let advice = suggestion(value, failures.map(|status| status.name()));
         refuse("status", value, format!("expected one of {}{advice}", statuses()))
     })
 }

@@ -39,18 +39,12 @@ ONLINE, DEGRADED (a copy is not good), READONLY (a write or a sync has failed), 
 process has the pool open).
 ";
 
-/// `pool list`.
+/// The pools that a command shows.
 #[derive(Args, Debug)]
-pub(crate) struct PoolListArgs {
+pub(crate) struct PoolsArgs {
     /// Directories or disks of pools [default: every pool that the yard has open]
     #[arg(value_name = "POOL")]
     pub(crate) pools: Vec<PathBuf>,
-    /// For scripts: no headings, a tab between columns
-    #[arg(short = 'H', long)]
-    pub(crate) scripted: bool,
-    /// Print exact numbers of bytes
-    #[arg(short = 'p', long)]
-    pub(crate) parsable: bool,
     /// Open a mirrored pool with this copy only, although the other copy may be newer
     #[arg(long)]
     pub(crate) degraded: bool,
@@ -58,20 +52,34 @@ pub(crate) struct PoolListArgs {
     pub(crate) talk: TalkArgs,
 }
 
+/// How a table is printed for scripts.
+#[derive(Args, Debug)]
+pub(crate) struct ScriptArgs {
+    /// For scripts: no headings, a tab between columns
+    #[arg(short = 'H', long)]
+    pub(crate) scripted: bool,
+    /// Print exact numbers: bytes, and seconds since 1970
+    #[arg(short = 'p', long)]
+    pub(crate) parsable: bool,
+}
+
+/// `pool list`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolListArgs {
+    #[command(flatten)]
+    pub(crate) pools: PoolsArgs,
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
+}
+
 /// `pool status`.
 #[derive(Args, Debug)]
 pub(crate) struct PoolStatusArgs {
-    /// Directories or disks of pools [default: every pool that the yard has open]
-    #[arg(value_name = "POOL")]
-    pub(crate) pools: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) pools: PoolsArgs,
     /// Show segments by their share of live blocks too, and counters since the pool was opened
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
-    /// Open a mirrored pool with this copy only, although the other copy may be newer
-    #[arg(long)]
-    pub(crate) degraded: bool,
-    #[command(flatten)]
-    pub(crate) talk: TalkArgs,
 }
 
 const IOSTAT_HELP: &str = "\

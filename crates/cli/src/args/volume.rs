@@ -6,7 +6,7 @@ use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::TalkArgs;
+use super::{PoolsArgs, ScriptArgs, TalkArgs};
 
 const HELP: &str = "\
 POOL is the pool's directory or disk. Where a yard has it open, the command asks that yard.
@@ -160,9 +160,8 @@ pub(crate) enum ListedKind {
 /// `volume list`.
 #[derive(Args, Debug)]
 pub(crate) struct VolumeListArgs {
-    /// Directories or disks of pools [default: every pool that the yard has open]
-    #[arg(value_name = "POOL")]
-    pub(crate) pools: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) pools: PoolsArgs,
     /// The columns, separated by commas
     #[arg(short = 'o', long = "columns", value_name = "COLUMN,...", value_delimiter = ',')]
     pub(crate) output: Vec<String>,
@@ -178,17 +177,8 @@ pub(crate) struct VolumeListArgs {
     /// Show these only
     #[arg(short = 't', long = "type", value_name = "TYPE", value_delimiter = ',')]
     pub(crate) kinds: Vec<ListedKind>,
-    /// For scripts: no headings, a tab between columns
-    #[arg(short = 'H', long)]
-    pub(crate) scripted: bool,
-    /// Print exact numbers: bytes, and seconds since 1970
-    #[arg(short = 'p', long)]
-    pub(crate) parsable: bool,
-    /// Open a mirrored pool with this copy only, although the other copy may be newer
-    #[arg(long)]
-    pub(crate) degraded: bool,
     #[command(flatten)]
-    pub(crate) talk: TalkArgs,
+    pub(crate) script: ScriptArgs,
 }
 
 /// `volume attach`.
@@ -381,15 +371,14 @@ pub(crate) struct VolumeGetArgs {
     /// The properties to show; all without it
     #[arg(value_name = "PROPERTY", index = 3)]
     pub(crate) properties: Vec<String>,
-    /// For scripts: no headings, a tab between columns
-    #[arg(short = 'H', long)]
-    pub(crate) scripted: bool,
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
 }
 
 const DIFF_HELP: &str = "\
 A range was `written`, or `discarded`: it reads as zeros now. A block that was overwritten with
 equal data was written. If a yard has the pool open, a volume is compared as it is when the command
-begins, by a hidden snapshot, which is removed at the end.
+begins, by a hidden snapshot, which is removed at the end. -H leaves the totals out too.
 
 Examples:
   blockyard volume diff /srv/pool v0@monday            what was written to v0 since
@@ -409,12 +398,8 @@ pub(crate) struct VolumeDiffArgs {
     /// volume [default: the volume of FROM]
     #[arg(index = 3, value_name = "TO", value_parser = name_or_snapshot)]
     pub(crate) to: Option<String>,
-    /// For scripts: no headings and no totals, a tab between columns
-    #[arg(short = 'H', long)]
-    pub(crate) scripted: bool,
-    /// Print bytes
-    #[arg(short = 'p', long)]
-    pub(crate) parsable: bool,
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
 }
 
 impl VolumeDiffArgs {

@@ -102,7 +102,7 @@ fn columns(args: &RamListArgs) -> Result<Vec<&'static str>, Failure> {
     }
     let column = |name: &String| {
         COLUMNS.into_iter().find(|column| column.eq_ignore_ascii_case(name)).ok_or_else(|| {
-            let text = format!("invalid -o `{name}`: expected of {}", COLUMNS.join(", "));
+            let text = format!("invalid -o `{name}`: expected one of {}", COLUMNS.join(", "));
             Failure::new(Code::Usage, text)
         })
     };

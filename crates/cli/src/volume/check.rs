@@ -14,6 +14,7 @@ use super::{refused, unopened};
 use crate::args::{VolumePoolArgs, VolumeScrubArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
+use crate::human::rounded;
 use crate::serve::raise_files;
 
 pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -91,7 +92,9 @@ fn follow(answer: impl std::io::Read, progress: &mut ProgressLine) -> Result<Scr
             return Ok(report);
         }
     }
-    Err(failed("the yard has stopped it; its log says why".to_owned()))
+    let text = "it was paused or stopped; `blockyard pool status` shows how far it came, and the \
+                log of the yard why";
+    Err(failed(text.to_owned()))
 }
 
 fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Result<(), Failure> {
@@ -125,11 +128,11 @@ fn print(args: &VolumePoolArgs, report: &ScrubView, out: &mut impl Write) -> Res
         }
         writeln!(
             out,
-            "{}: {} volumes and snapshots, {} blocks of {} bytes verified, {} damaged, {} repaired",
+            "{}: {} volumes and snapshots, {} blocks with {} verified, {} damaged, {} repaired",
             args.pool.display(),
             report.volumes,
             report.blocks,
-            report.stored_bytes,
+            rounded(report.stored_bytes),
             report.damaged,
             report.mended
         )?;

@@ -89,16 +89,16 @@ impl<W: Write> DiffPrinter<'_, W> {
     }
 
     fn bytes(&self, bytes: u64) -> String {
-        if self.args.parsable { bytes.to_string() } else { Bytes(bytes).to_string() }
+        if self.args.script.parsable { bytes.to_string() } else { Bytes(bytes).to_string() }
     }
 
     fn range(&mut self, range: &DiffRangeView, is_first: bool) -> Result<(), Failure> {
-        if is_first && !self.args.scripted {
+        if is_first && !self.args.script.scripted {
             writeln!(self.out, "{:>WIDTH$}  {:>WIDTH$}  CHANGE", "OFFSET", "LENGTH")?;
         }
         let (offset, length) = (self.bytes(range.offset_bytes), self.bytes(range.length_bytes));
         let change = range.change.name();
-        match self.args.scripted {
+        match self.args.script.scripted {
             true => writeln!(self.out, "{offset}\t{length}\t{change}")?,
             false => writeln!(self.out, "{offset:>WIDTH$}  {length:>WIDTH$}  {change}")?,
         }
@@ -106,7 +106,7 @@ impl<W: Write> DiffPrinter<'_, W> {
     }
 
     fn totals(&mut self, totals: &DiffTotals) -> Result<(), Failure> {
-        if self.args.scripted {
+        if self.args.script.scripted {
             return Ok(());
         }
         let DiffTotals { ranges, written_bytes, discarded_bytes, .. } = *totals;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use blockyard_volume::VolumeError;
 use blockyard_volume_admin::image::{Exported, Image, export as write_image};
-use blockyard_yard::size::Bytes;
+use blockyard_yard::size::rounded;
 use serde_json::json;
 
 use super::pool::{Make, PoolAccess};
@@ -79,7 +79,7 @@ pub(super) fn export(args: &VolumeExportArgs, out: &mut impl Write) -> Result<()
         return print_json(&said(args, &exported), out);
     }
     let Exported { size_bytes, data_bytes } = exported;
-    let (file, size, data) = (args.file.display(), Bytes(size_bytes), Bytes(data_bytes));
+    let (file, size, data) = (args.file.display(), rounded(size_bytes), rounded(data_bytes));
     Ok(writeln!(out, "exported {} to {file}: {size}, {data} written", args.at.name)?)
 }
 

@@ -9,7 +9,7 @@ use blockyard_volume_admin::import::{
     BackingPolicy, DiskFormat, DiskImage, IMPORT_SNAPSHOT, ImportError, Imported,
 };
 use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_here};
-use blockyard_yard::size::Bytes;
+use blockyard_yard::size::rounded;
 use blockyard_yard::volumes::VolumeRequest;
 use serde_json::json;
 
@@ -57,7 +57,7 @@ pub(super) fn import(args: &VolumeImportArgs, out: &mut impl Write) -> Result<()
         });
         return print_json(&said, out);
     }
-    let (size, data) = (Bytes(size_bytes), Bytes(data_bytes));
+    let (size, data) = (rounded(size_bytes), rounded(data_bytes));
     Ok(writeln!(out, "imported {file} to {name}: {size}, {data} written")?)
 }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::pool::ReadOnlyAccess;
 use super::shown;
-use crate::args::{ListedKind, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs};
+use crate::args::{ListedKind, PoolsArgs, VolumeHoldsArgs, VolumeListArgs, VolumePoolArgs};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
 use crate::human::{Columns, date, rounded, terminal_width};
@@ -245,8 +245,9 @@ fn column(option: &str, name: &str) -> Result<&'static Column, Failure> {
     let is_it = |it: &&Column| it.name == name || it.others.contains(&name);
     COLUMNS.iter().find(is_it).ok_or_else(|| {
         let known: Vec<&str> = COLUMNS.iter().map(|it| it.name).collect();
-        let also = if option == "-o" { ", and `space` and `all` for several" } else { "" };
-        let text = format!("invalid {option} `{name}`: expected of {}{also}", known.join(", "));
+        let also = if option == "-o" { "; or `space` or `all` for several" } else { "" };
+        let known = known.join(", ");
+        let text = format!("invalid {option} `{name}`: expected one of {known}{also}");
         Failure::new(Code::Usage, text)
     })
 }
@@ -272,7 +273,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
     // Wrong names of columns are refused before anything is counted.
     let orders = orders(args)?;
     columns(args, 1)?;
-    let pools = pools(args)?;
+    let pools = pools(&args.pools)?;
     let count = pools.len();
     let mut rows = Vec::new();
     for (pool, access) in pools {
@@ -290,16 +291,16 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
         rows = tree(rows);
     }
     rows.retain(|row| args.kinds.is_empty() || args.kinds.iter().any(|it| it.has(&row.view)));
-    if args.talk.json {
+    if args.pools.talk.json {
         let views: Vec<_> = rows.iter().map(ListedVolume::of).collect();
         return print_json(&views, out);
     }
     let columns = columns(args, count)?;
     let cells = |row: &ListRow| {
         let cell = |column: &&Column| {
-            let cell = (column.cell)(row).print(args.parsable);
+            let cell = (column.cell)(row).print(args.script.parsable);
             match column.name {
-                "name" if !args.scripted => format!("{}{cell}", "  ".repeat(row.depth)),
+                "name" if !args.script.scripted => format!("{}{cell}", "  ".repeat(row.depth)),
                 _ => cell,
             }
         };
@@ -307,7 +308,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
     };
     let headings = columns.iter().map(|it| it.heading).collect();
     let table = Columns { headings, rows: rows.iter().map(cells).collect() };
-    if args.scripted {
+    if args.script.scripted {
         return Ok(table.print_bare(out)?);
     }
     // Columns that were asked for are all shown.
@@ -316,7 +317,7 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
 }
 
 /// The pools that are named, or all that the yard has open.
-fn pools(args: &VolumeListArgs) -> Result<Vec<(String, ReadOnlyAccess)>, Failure> {
+fn pools(args: &PoolsArgs) -> Result<Vec<(String, ReadOnlyAccess)>, Failure> {
     let named = |pool: &std::path::PathBuf| {
         let (degraded, talk) = (args.degraded, args.talk.clone());
         let access = ReadOnlyAccess::find(&VolumePoolArgs { pool: pool.clone(), degraded, talk })?;
@@ -465,7 +466,7 @@ mod tests {
         let wanted = ["try", "v0", "lone", "try@x", "v0@b", "v0@a"].map(|name| (name, 0));
         assert_eq!(names(&all), wanted);
         let Err(Failure::Said(_, error)) = column("-s", "x") else { panic!("it is known") };
-        assert!(error.starts_with("invalid -s `x`: expected of name, pool, "), "{error}");
+        assert!(error.starts_with("invalid -s `x`: expected one of name, pool, "), "{error}");
     }
 
     #[test]

@@ -12,7 +12,8 @@ use blockyard_volume_admin::incoming::{VerifiedSnapshot, verify as verify_stream
 use blockyard_volume_admin::receive::{ReceiveTarget, begin_new, receive as receive_here};
 use blockyard_volume_admin::send::{SendOptions, Sending, Sent};
 use blockyard_volume_format::stream::MAGIC;
-use blockyard_yard::size::Bytes;
+use blockyard_yard::error::counted;
+use blockyard_yard::size::rounded;
 use blockyard_yard::volumes::{PartialReceiveView, ReceivedView, VolumeRequest};
 use serde_json::json;
 
@@ -166,7 +167,7 @@ pub(super) fn send(args: &VolumeSendArgs, out: &mut impl Write) -> Result<(), Fa
     }
     match &args.output {
         None => Ok(()),
-        Some(path) => Ok(writeln!(out, "sent {} to {}", Bytes(bytes), path.display())?),
+        Some(path) => Ok(writeln!(out, "sent {} to {}", rounded(bytes), path.display())?),
     }
 }
 
@@ -268,7 +269,7 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
         );
     }
     let ReceivedView { name, names, blocks, stream_bytes, .. } = received;
-    let bytes = Bytes(stream_bytes);
+    let bytes = rounded(stream_bytes);
     match &names[..] {
         [first, .., last] => {
             let count = names.len();
@@ -297,7 +298,7 @@ fn interrupted(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<(), Fai
             // For scripts.
             Some(_) => writeln!(out, "{token}")?,
             None => {
-                let (received, size) = (Bytes(received_bytes), Bytes(size_bytes));
+                let (received, size) = (rounded(received_bytes), rounded(size_bytes));
                 writeln!(out, "{volume}: {snapshot}, {received} of {size}, token {token}")?;
             }
         }
@@ -350,6 +351,6 @@ pub(super) fn verify(args: &VerifyStreamArgs, out: &mut impl Write) -> Result<()
              can tell"
         )?;
     }
-    let count = verified.snapshots.len();
-    Ok(writeln!(out, "verified {count} snapshots, {}", Bytes(bytes))?)
+    let snapshots = counted(verified.snapshots.len() as u64, "snapshot");
+    Ok(writeln!(out, "verified {snapshots}, {}", rounded(bytes))?)
 }

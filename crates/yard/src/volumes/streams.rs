@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{VolumeDone, VolumeRequest, argument, counted};
 use crate::error::YardError;
 use crate::param::shown;
-use crate::size::Bytes;
+use crate::size::rounded;
 
 /// The destination of a stream.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -124,7 +124,7 @@ pub(super) fn estimate(
     let sending = request.sending(running)?;
     let bytes = sending.stream_bytes()?;
     let most = if sending.is_exact() { "" } else { "at most " };
-    let done = format!("{most}{} ({bytes} bytes)", Bytes(bytes));
+    let done = format!("{most}{} ({bytes} bytes)", rounded(bytes));
     let (name, stream_bytes) = (request.name.clone(), Some(bytes));
     Ok(VolumeDone { name, done, stream_bytes, ..VolumeDone::default() })
 }
