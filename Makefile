@@ -23,7 +23,7 @@ FIO_SRC ?=
 # Builds all tests, and runs them at the same time as the commands that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
-.PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash postgres guest
+.PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -144,7 +144,7 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 
 # Each prints what it did; a round that fails prints how to run it again. Three pools of each of 40
 # kinds are cut five times each under the tests' own client, and ten more under fio, which verifies.
-crash: deps ## 200 kills of a server of volumes and of zones, 600 power cuts below it, 50 under fio, errors, damage, rot
+crash: deps crash-encrypted ## 200 kills of a server of volumes and of zones, 600 power cuts below it, 50 under fio, errors, damage, rot
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard-null --test on_media -- kill
@@ -154,6 +154,16 @@ crash: deps ## 200 kills of a server of volumes and of zones, 600 power cuts bel
 		cuts::nothing_durable cuts::a_
 	BLOCKYARD_CRASH_ROUNDS=300 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		rot
+
+# As above, with an encrypted volume in each round: 200 kills under the tests' own client and 200 under
+# fio, 50 power cuts under each, or fewer where a pool is one that is full and not encrypted.
+crash-encrypted: deps ## 400 kills of a server of encrypted volumes, and 100 power cuts below it
+	BLOCKYARD_CRASH_ENCRYPTED=1 BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard \
+		--test crash -- --nocapture kills
+	BLOCKYARD_CRASH_ENCRYPTED=1 BLOCKYARD_CRASH_ROUNDS=10 $(CARGO) test --locked -p blockyard \
+		--test crash -- --nocapture cuts::fio
+	BLOCKYARD_CRASH_ENCRYPTED=1 BLOCKYARD_CRASH_ROUNDS=20 $(CARGO) test --locked -p blockyard \
+		--test crash -- --nocapture cuts::nothing_durable_is_lost_when
 
 postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
 	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \

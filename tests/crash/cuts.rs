@@ -21,7 +21,7 @@ use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::mounted::Mounted;
 use crate::rounds::{Seed, seeds};
-use crate::secret::key_parameter;
+use crate::secret::{is_encrypted, key_if_all, key_parameter};
 use crate::workload::{End, Workload};
 use crate::yard::{Yard, blockyard};
 
@@ -135,7 +135,7 @@ impl Cell {
             // Compressed data would not fill the pool.
             compress: if is_full { "none" } else { ["lz4", "none"][seed as usize / 40 % 2] },
             more: "",
-            is_encrypted: !is_full && seed.is_multiple_of(3),
+            is_encrypted: !is_full && is_encrypted(seed.is_multiple_of(3)),
             is_the_servers: false,
         }
     }
@@ -452,7 +452,8 @@ fn fio_verifies_what_was_answered_when_the_power_is_cut() {
     for seed in seeds(FEW) {
         let seed = Seed(seed);
         let (mut random, mounted) = (Rng::with_seed(seed.0), Mounted::new(seed.0));
-        let volume = format!("volume:///v0?path={}&size=64M&sync=always", mounted.file("pool"));
+        let (pool, key) = (mounted.file("pool"), key_if_all());
+        let volume = format!("volume:///v0?path={pool}&size=64M&sync=always{key}");
         for _ in 0..FIO_CUTS {
             let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&volume]));
             // The rate limit keeps fio writing until the cut.

@@ -8,7 +8,7 @@ use crate::fio::Fio;
 use crate::history::{History, PAGE};
 use crate::place::Place;
 use crate::rounds::{Seed, seeds};
-use crate::secret::key_parameter;
+use crate::secret::{is_encrypted, key_if_all, key_parameter};
 use crate::workload::{End, Workload};
 use crate::yard::Yard;
 
@@ -48,9 +48,9 @@ fn opening(random: &mut Rng) -> (&'static str, bool) {
 
 #[test]
 fn nothing_durable_is_lost_when_the_server_is_killed() {
-    for (block, is_encrypted) in [("4k", false), ("16k", true), ("64k", false)] {
+    for (block, by_default) in [("4k", false), ("16k", true), ("64k", false)] {
         let pool = Place::new();
-        let key = if is_encrypted { key_parameter() } else { String::new() };
+        let key = if is_encrypted(by_default) { key_parameter() } else { String::new() };
         let mut history = History::new(VOLUME_BYTES / PAGE as u64);
         let mut durable = 0;
         for seed in seeds(FEW).step_by(3) {
@@ -87,8 +87,9 @@ fn nothing_durable_is_lost_when_the_server_is_killed() {
 fn fio_verifies_what_was_answered_when_the_server_is_killed() {
     let pool = Place::new();
     let path = pool.file("pool");
-    let v0 = format!("volume:///v0?path={path}&size=64M&sync=always");
-    let v1 = format!("volume:///v1?path={path}&size={VOLUME_BYTES}");
+    let key = key_if_all();
+    let v0 = format!("volume:///v0?path={path}&size=64M&sync=always{key}");
+    let v1 = format!("volume:///v1?path={path}&size={VOLUME_BYTES}{key}");
     let mut history = History::new(VOLUME_BYTES / PAGE as u64);
     for seed in seeds(FEW) {
         let seed = Seed(seed);

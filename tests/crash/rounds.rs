@@ -4,6 +4,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::secret::{ENCRYPTED, is_encrypted};
+
 /// The variable that sets the number of rounds.
 const ROUNDS: &str = "BLOCKYARD_CRASH_ROUNDS";
 /// The variable that sets the first seed.
@@ -30,7 +32,8 @@ pub(crate) struct Seed(pub(crate) u64);
 
 impl fmt::Display for Seed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SEED}={} {ROUNDS}=1", self.0)
+        let encrypted = if is_encrypted(false) { format!("{ENCRYPTED}=1 ") } else { String::new() };
+        write!(f, "{encrypted}{SEED}={} {ROUNDS}=1", self.0)
     }
 }
 

@@ -9,15 +9,17 @@
 mod loop_device;
 
 use std::collections::HashMap;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector};
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{Compression, Options, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::{Compression, Options, SecretFile, SyncMode, Volume, VolumeConfig};
 
 use loop_device::LoopDevice;
 
@@ -29,6 +31,9 @@ const FROM: &str = "BLOCKYARD_VOLUME_KILL_FROM";
 /// Number of kills in `make test`; `BLOCKYARD_KILLS` overrides it.
 const KILLS: u64 = 25;
 
+/// The name of a pool whose volume is encrypted.
+const ENCRYPTED: &str = "encrypted";
+
 const PAGE: usize = 4096;
 const PAGES: u64 = 1024;
 const THREADS: u64 = 4;
@@ -36,9 +41,11 @@ const THREADS: u64 = 4;
 fn open(directory: &Path) -> Arc<Volume> {
     // The second copy, if there is one, is next to the first.
     let second = directory.with_extension("second");
+    let is_encrypted = directory.ends_with(ENCRYPTED);
     let config = VolumeConfig {
         path: directory.to_owned(),
-        path2: directory.ends_with("mirror").then_some(second),
+        path2: (is_encrypted || directory.ends_with("mirror")).then_some(second),
+        secret: is_encrypted.then(|| SecretFile::Key(key_file(directory))),
         name: "v0".to_owned(),
         size: PAGES * PAGE as u64,
         volblocksize: 16 << 10,
@@ -50,6 +57,16 @@ fn open(directory: &Path) -> Arc<Volume> {
     let options =
         Options { segment_bytes: 1 << 20, checkpoint_bytes: 512 << 10, ..Options::default() };
     Volume::open_with(config, options).unwrap()
+}
+
+/// The key file of an encrypted volume, next to its pool.
+fn key_file(directory: &Path) -> PathBuf {
+    let path = directory.with_extension("key");
+    if !path.exists() {
+        std::fs::write(&path, [7; 32]).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    }
+    path
 }
 
 /// The bytes of a page, which state its place and the write.
@@ -108,9 +125,9 @@ fn nothing_that_was_durable_is_missing_on_a_disk() {
 
 /// After a kill the two copies may be of different moments.
 #[test]
-fn nothing_that_was_durable_is_missing_in_two_copies() {
-    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-mirror");
-    kills(&place.path().join("mirror"), 13);
+fn nothing_that_was_durable_is_missing_in_two_copies_of_an_encrypted_volume() {
+    let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "kill-encrypted");
+    kills(&place.path().join(ENCRYPTED), 13);
 }
 
 #[test]
