@@ -148,7 +148,12 @@ impl Cell {
     }
 
     fn pool_bytes(&self) -> u64 {
-        let bytes = if self.is_full { FULL_POOL_BYTES } else { POOL_BYTES };
+        let bytes = match (self.is_full, self.is_encrypted) {
+            (true, _) => FULL_POOL_BYTES,
+            (false, false) => POOL_BYTES,
+            // An encrypted block of 4 KiB that does not compress takes 8 KiB.
+            (false, true) => 2 * POOL_BYTES,
+        };
         let is_of_two = self.kind == Kind::Disk && self.copies == 2;
         bytes.max(if is_of_two { DISK_OF_TWO_BYTES } else { 0 })
     }

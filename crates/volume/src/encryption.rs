@@ -27,9 +27,10 @@
 //! has received blocks encrypts none with their salts: a salt is drawn, never read.
 //!
 //! [`blockyard_volume_format::sealed`] has the bytes of a stored block.
+#![allow(clippy::disallowed_types)] // Keys are derived rarely.
 
 use std::fmt;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use blockyard_os::LockedMemory;
 use blockyard_volume_format::entry::Codec;
@@ -58,6 +59,9 @@ const KEYS_KEPT: usize = 32;
 /// Costs of Argon2id for new key slots: the second recommended option of RFC 9106, section 4, with
 /// one lane, because one thread computes them.
 const ARGON2ID: Derivation = Derivation::Argon2id { memory_kib: 64 << 10, passes: 3, lanes: 1 };
+
+/// Held while a key is derived from a passphrase.
+static DERIVATION: Mutex<()> = Mutex::new(());
 
 /// Least length of a passphrase in bytes.
 pub const PASSPHRASE_MIN: usize = 8;
@@ -248,15 +252,18 @@ fn wrapping_key(
             let failed = VolumeError::io("cannot derive a key from the passphrase");
             let params = argon2::Params::new(memory_kib, passes, lanes, Some(KEY_BYTES));
             let mut key = Zeroizing::new([0; KEY_BYTES]);
+            // One at a time, so that many requests need the memory of one.
+            let _one = DERIVATION.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut memory = Vec::new();
             let derived = params.and_then(|params| {
                 let (algorithm, version) = (argon2::Algorithm::Argon2id, argon2::Version::V0x13);
-                let mut memory = vec![argon2::Block::default(); params.block_count()];
+                let blocks = params.block_count();
+                memory.try_reserve_exact(blocks).map_err(|_| argon2::Error::OutOfMemory)?;
+                memory.resize(blocks, argon2::Block::default());
                 let argon2 = argon2::Argon2::new(algorithm, version, params);
-                let derived =
-                    argon2.hash_password_into_with_memory(secret, salt, &mut *key, &mut memory);
-                memory.iter_mut().for_each(Zeroize::zeroize);
-                derived
+                argon2.hash_password_into_with_memory(secret, salt, &mut *key, &mut memory)
             });
+            memory.iter_mut().for_each(Zeroize::zeroize);
             derived.map_err(refused).map_err(failed)?;
             UnboundKey::new(&AES_256_GCM, &*key).expect("the key has the right length")
         }
