@@ -599,8 +599,10 @@ fn a_receive_that_is_killed_goes_on_where_it_was() {
     assert!(len < 9 << 20, "{len} bytes of the rest");
     // Another yard has the pool open, and receives the rest.
     let other = Yard::serve(&[&format!("volume:///other?path={there}&size=16M")]);
-    let refused = volume(&["receive", "-s", &there, "v0@b", "-i", &file]).ok();
-    assert!(refused.out.contains("received v0@b"), "a whole stream continues too: {refused}");
+    let refused = volume(&["receive", "-s", &there, "v0@b", "-i", &file]).fails();
+    assert!(refused.err.contains(&format!("--resume {token}`")), "the whole stream: {refused}");
+    let received = volume(&["receive", "-s", &there, "v0@b", "-i", &rest]).ok();
+    assert!(received.out.contains("received v0@b"), "{received}");
     let add = format!("volume:///v0?path={there}");
     blockyard(&["add", &add, "--control", &other.control()]).ok();
     ok(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &yard.uri("v0"), &other.uri("v0")]);

@@ -72,6 +72,17 @@ impl Period {
         }
     }
 
+    /// The longest time from the beginning of a period to its end, in seconds.
+    pub fn seconds_max(self) -> u64 {
+        match self {
+            Period::Hour => HOUR_S,
+            Period::Day => 24 * HOUR_S,
+            Period::Week => 7 * 24 * HOUR_S,
+            Period::Month => 31 * 24 * HOUR_S,
+            Period::Year => 366 * 24 * HOUR_S,
+        }
+    }
+
     /// The period of which [`Period::adverb`] is this.
     pub fn of_adverb(word: &str) -> Option<Period> {
         Period::ALL.into_iter().find(|period| period.adverb() == word)

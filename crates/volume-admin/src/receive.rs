@@ -466,13 +466,15 @@ impl Hidden<'_> {
     }
 }
 
-/// Whether a stream continues a receive that has kept `kept`.
+/// Whether a stream continues a receive that has kept `kept`. A stream from its beginning does not
+/// once there are blocks: it would send them again, and its sender learns the token by the refusal.
 fn is_continued(kept: &Head, head: &Head) -> bool {
     let what = |head: &Head| {
         let base = head.base.as_ref().map(|(guid, _)| *guid);
         (head.guid, base, head.block_bytes, head.blocks, head.is_clone, head.key)
     };
-    what(kept) == what(head) && head.start <= kept.start
+    let is_start = head.start <= kept.start && (head.start > 0 || kept.start == 0);
+    what(kept) == what(head) && is_start
 }
 
 /// Creates the hidden volume with the position of a receive.

@@ -195,10 +195,13 @@ fn an_interrupted_receive_takes_only_its_own_continuation() {
     said(receive(&there, Some("v0"), &other), "partly received: it has `v0@b` up to block");
     let rest = resumed(&here, &token);
     said(receive(&there, Some("v1"), &rest), "nothing of `v1` was received before");
-    // A stream that leaves blocks out does not fit; one from the beginning does.
+    // A stream that leaves blocks out does not fit, nor one from the beginning, which would send
+    // again what is there; one that repeats blocks does.
     let later = resumed(&here, &ResumeToken { start: token.start + 1, ..token });
     said(receive(&there, Some("v0"), &later), "partly received");
-    receive(&there, Some("v0"), &whole).unwrap();
+    said(receive(&there, Some("v0"), &whole), &format!("--resume {token}`"));
+    let repeats = resumed(&here, &ResumeToken { start: 1, ..token });
+    receive(&there, Some("v0"), &repeats).unwrap();
     assert!(contents(&there, "v0") == model);
     // What is dropped is gone, and its space with it.
     let error = receive(&there, Some("v1"), &whole[..whole.len() - 1]).unwrap_err();

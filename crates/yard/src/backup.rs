@@ -15,6 +15,7 @@ use blockyard_volume::admin::now;
 use blockyard_volume_admin::prune;
 use blockyard_volume_admin::send::{SendOptions, Sending};
 use blockyard_volume_format::catalogue::VolumeMeta;
+use blockyard_volume_format::stream::ResumeToken;
 use serde::{Deserialize, Serialize};
 
 use crate::config::BackupSettings;
@@ -22,7 +23,7 @@ use crate::devices::Devices;
 
 mod command;
 
-use command::{BackupTarget, TargetStop};
+use command::{BackupTarget, TargetError, TargetStop};
 
 /// How long a policy waits after a failure before it tries again.
 const RETRY_INTERVAL_S: u64 = 600;
@@ -171,10 +172,7 @@ impl Backups {
         let volumes = run.volumes();
         result.errors.extend(run.make_snapshots(&volumes));
         for volume in &volumes {
-            let done = run.send(volume).and_then(|bytes| {
-                result.sent_bytes += bytes;
-                run.prune(volume)
-            });
+            let done = run.send(volume, &mut result.sent_bytes).and_then(|()| run.prune(volume));
             if let Err(error) = done {
                 result.errors.push(error);
             }
@@ -263,36 +261,71 @@ impl PolicyRun<'_> {
         made.filter_map(Result::err).collect()
     }
 
-    /// Sends the newest snapshot of a volume, on the last one that was sent. Returns the length of
-    /// the stream, or why that failed.
-    fn send(&self, volume: &str) -> Result<u64, String> {
+    /// Sends the snapshots of a volume after the last one that was sent, the oldest first, each on
+    /// the one before, and adds the length of the streams to `bytes`. The hold follows each stream
+    /// that has arrived, so a failure repeats none of them.
+    fn send(&self, volume: &str, bytes: &mut u64) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("`{volume}`: {error}");
         let snapshots = self.snapshots(volume);
-        let Some(newest) = snapshots.last().filter(|_| !self.settings.target.is_empty()) else {
-            return Ok(0);
-        };
+        if self.settings.target.is_empty() {
+            return Ok(());
+        }
         let tag = &self.settings.name;
-        let sent: Vec<&VolumeMeta> = {
+        let held: Vec<bool> = {
             let volumes = self.running.pool().volumes();
             let is_held =
-                |meta: &&VolumeMeta| volumes.holds_of(meta.id).iter().any(|hold| hold.tag == *tag);
-            snapshots.iter().filter(is_held).collect()
+                |meta: &VolumeMeta| volumes.holds_of(meta.id).iter().any(|hold| hold.tag == *tag);
+            snapshots.iter().map(is_held).collect()
         };
-        if sent.last().is_some_and(|last| last.id == newest.id) {
-            return Ok(0);
+        let last = held.iter().rposition(|held| *held);
+        let mut sent: Vec<&VolumeMeta> =
+            snapshots.iter().zip(&held).filter(|(_, held)| **held).map(|(meta, _)| meta).collect();
+        for snapshot in &snapshots[last.map_or(0, |last| last + 1)..] {
+            let arrived = self.send_one(volume, snapshot, sent.last().copied(), bytes);
+            arrived.map_err(|error| failed(&error))?;
+            let hold = self.running.hold_snapshot(&snapshot.name, tag);
+            hold.map_err(|error| failed(&error))?;
+            for old in std::mem::replace(&mut sent, vec![snapshot]) {
+                self.running.release(&old.name, tag).map_err(|error| failed(&error))?;
+            }
         }
-        let base = sent.last().map(|base| base.name.as_str());
-        let options = SendOptions { snapshot: &newest.name, base, ..SendOptions::default() };
-        let sending = Sending::begin(self.running, &options).map_err(|error| failed(&error))?;
+        Ok(())
+    }
+
+    /// Sends a snapshot on `base`. If the target has a part of that stream, of this run or an
+    /// earlier one, it refuses with the token that continues it, and the rest is sent.
+    fn send_one(
+        &self,
+        volume: &str,
+        snapshot: &VolumeMeta,
+        base: Option<&VolumeMeta>,
+        bytes: &mut u64,
+    ) -> Result<(), TargetError> {
         let substituted = self.settings.target.iter().map(|arg| arg.replace("{volume}", volume));
         let target = BackupTarget { argv: substituted.collect(), timeout: self.settings.timeout };
-        let bytes = target.send(sending, self.stop).map_err(|error| failed(&error))?;
-        let hold = self.running.hold_snapshot(&newest.name, tag);
-        hold.map_err(|error| failed(&error))?;
-        for old in sent {
-            self.running.release(&old.name, tag).map_err(|error| failed(&error))?;
-        }
-        Ok(bytes)
+        let base_name = base.map(|base| base.name.as_str());
+        let options = SendOptions {
+            snapshot: &snapshot.name,
+            base: base_name,
+            is_raw: self.settings.raw,
+            ..SendOptions::default()
+        };
+        let sending = Sending::begin(self.running, &options).map_err(TargetError::Send)?;
+        let refused = match target.send(sending, self.stop) {
+            Ok(sent) => {
+                *bytes += sent;
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let is_this = |token: &ResumeToken| {
+            (token.guid, token.base) == (snapshot.guid, base.map(|base| base.guid))
+        };
+        let Some(token) = refused.token().filter(is_this) else { return Err(refused) };
+        tracing::info!(backup = self.settings.name, "{}: continuing its stream", snapshot.name);
+        let sending = Sending::resume(self.running, &token, false).map_err(TargetError::Send)?;
+        *bytes += target.send(sending, self.stop)?;
+        Ok(())
     }
 
     /// Destroys the snapshots of a volume that the retention of the policy does not keep.

@@ -15,6 +15,7 @@ use blockyard_nbd::MemoryUse;
 use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_vhost::{RingCounts, VhostInfo};
+use blockyard_volume_admin::prune::Period;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -219,7 +220,7 @@ const BACKUP_COUNTERS: [(&str, &str, BackupOf); 3] = [
 ];
 
 /// Gauges per backup policy.
-const BACKUP_GAUGES: [(&str, &str, BackupOf); 3] = [
+const BACKUP_GAUGES: [(&str, &str, BackupOf); 4] = [
     ("backup_running", "1 while the policy runs", |it| it.running.into()),
     ("backup_failed", "1 if its last run failed", |it| it.error.is_some().into()),
     (
@@ -227,6 +228,9 @@ const BACKUP_GAUGES: [(&str, &str, BackupOf); 3] = [
         "When the last run that succeeded ended, in seconds since 1970; 0: none since the start",
         |it| it.last_success.unwrap_or(0),
     ),
+    ("backup_period_seconds", "The period of the snapshots, at most", |it| {
+        Period::of_adverb(&it.snapshots).map_or(0, Period::seconds_max)
+    }),
 ];
 
 type Gauge = fn(&DeviceSample) -> u64;

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_volume::{Options, Running};
+use blockyard_volume::{Options, Running, Secret};
 use blockyard_volume_admin::incoming::verify;
 use blockyard_volume_admin::prune::Period;
 use blockyard_volume_admin::receive::{ReceiveTarget, receive};
-use blockyard_volume_format::stream::{Head, Kind, RECORD_BYTES, Record};
+use blockyard_volume_format::stream::{Head, Kind, RECORD_BYTES, Record, ResumeToken};
 use blockyard_yard::backup::{BackupView, Backups};
 use blockyard_yard::config::BackupSettings;
 use blockyard_yard::devices::Devices;
 use blockyard_yard::paths::TempDir;
 use blockyard_yard::uri;
+use zeroize::Zeroizing;
 
 /// 2033-05-18 03:33:20 UTC.
 const NOW: u64 = 2_000_000_000;
@@ -29,7 +30,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// A pool with a volume `v0` of 256 KiB of data, which is a device.
+    /// A pool with a volume `v0` of 252 KiB of data, which is a device.
     fn new() -> Fixture {
         let temp = TempDir::new().unwrap();
         let pool = temp.path().join("pool");
@@ -60,6 +61,7 @@ impl Fixture {
             keep: keep.map(|keep| keep.parse().unwrap()),
             target,
             timeout: Duration::from_secs(timeout_s),
+            raw: true,
         }]);
     }
 
@@ -97,9 +99,12 @@ fn stream() -> Vec<u8> {
         *byte = (at * at / 255) as u8;
     }
     let mut chain = Head::chain(&bytes);
-    let data = Record { kind: Kind::Data, len: 64 * 4096, first: 0, count: 64, number: 0 };
-    let end = Record { kind: Kind::End, len: 0, first: 64, count: 0, number: 1 };
-    for (record, payload) in [(data, &payload[..]), (end, &[])] {
+    // The 33rd block is zeros, so that a stream of the volume has two records with contents.
+    let data = Record { kind: Kind::Data, len: 32 * 4096, first: 0, count: 32, number: 0 };
+    let more = Record { len: 31 * 4096, first: 33, count: 31, number: 1, ..data };
+    let end = Record { kind: Kind::End, len: 0, first: 64, count: 0, number: 2 };
+    let (first, last) = (&payload[..32 * 4096], &payload[33 * 4096..]);
+    for (record, payload) in [(data, first), (more, last), (end, &[])] {
         let mut bytes = [0; RECORD_BYTES];
         chain = record.print(chain, payload, &mut bytes);
         out.extend(bytes);
@@ -177,6 +182,7 @@ fn a_target_that_fails_is_tried_again() {
         keep: None,
         target: vec!["/nowhere/program".to_owned()],
         timeout: Duration::from_secs(1),
+        raw: true,
     };
     fixture.backups.set(&[settings.clone()]);
     let error = fixture.run(NOW).error.unwrap();
@@ -186,6 +192,88 @@ fn a_target_that_fails_is_tried_again() {
     fixture.backups.set(&[settings]);
     let error = fixture.run(NOW).error.unwrap();
     assert!(error.contains("none that this yard has open"), "{error}");
+}
+
+/// The target of the test writes each stream to a file. It refuses one stream with what
+/// `volume receive -s`, called by the test, says of the stream before.
+#[test]
+fn a_stream_that_broke_off_is_continued_and_all_that_is_missing_is_sent() {
+    let fixture = Fixture::new();
+    let said = fixture.path("said");
+    let refuses = format!("test ! -e {0} || {{ cat {0} >&2; rm {0}; exit 1; }}", said.display());
+    let number = "n=1; while test -e \"$0.$n\"; do n=$((n+1)); done";
+    let file = |number: u32| fixture.path(&format!("v0.stream.{number}"));
+    let len = |number: u32| std::fs::metadata(file(number)).unwrap().len();
+    let there = Running::open(&fixture.path("there"), Options::default()).unwrap();
+    let take = |number: u32| {
+        let stream = std::fs::read(file(number)).unwrap();
+        let target = ReceiveTarget { name: None, is_resumable: true };
+        receive(&there, &target, &mut &stream[..], &mut |_| {}).map(|received| received.snapshots)
+    };
+    // The connection breaks: the target has a part, of which the policy does not know.
+    fixture.set("head -c 150000 > \"$0.1\"; exit 1", 60, None);
+    assert!(fixture.run(NOW).error.is_some());
+    std::fs::write(&said, take(1).unwrap_err().to_string()).unwrap();
+    // In the next hour the first snapshot is begun again, refused and continued, and the second one
+    // follows it.
+    fixture.set(&format!("{number}; cat > \"$0.$n\"; {refuses}"), 60, None);
+    let view = fixture.run(NEXT_HOUR);
+    assert_eq!((view.error, view.sent_bytes), (None, len(3) + len(4)));
+    assert!(len(3) < len(2) && !file(5).exists(), "{} of {}", len(3), len(2));
+    assert_eq!(take(3).unwrap(), ["v0@off-2033-05-18T03"]);
+    assert_eq!(take(4).unwrap(), ["v0@off-2033-05-18T04"]);
+    let tags: Vec<_> = fixture.snapshots().into_iter().map(|(_, tags)| tags).collect();
+    assert_eq!(tags, [vec![], vec!["off".to_owned()]]);
+    // The token of another stream is not used.
+    let running = fixture.devices.pools().remove(0);
+    let guid = running.pool().find("v0@first").unwrap().meta.guid;
+    let token = ResumeToken { guid, base: None, start: 1, is_raw: false };
+    std::fs::write(&said, format!("it has another one: `volume send --resume {token}`")).unwrap();
+    let error = fixture.run(NEXT_HOUR + 3600).error.unwrap();
+    assert!(error.contains("it has another one"), "{error}");
+    assert!(file(5).exists() && !file(6).exists());
+}
+
+/// A policy needs no key of an encrypted volume, and its streams have nothing in plain.
+#[test]
+fn an_encrypted_volume_is_sent_while_it_is_locked() {
+    let fixture = Fixture::new();
+    let running = fixture.devices.pools().remove(0);
+    let secret = Secret::Key(Zeroizing::new(vec![7; 32]));
+    running.create_reserved("secret", 1 << 20, 0, 0, Some(&secret)).unwrap();
+    fixture.set("cat > \"$0\"", 60, None);
+    assert_eq!(fixture.run(NOW).error, None);
+    let is_raw = |name: &str| {
+        let stream = std::fs::read(fixture.path(name)).unwrap();
+        verify(&mut &stream[..], &mut |_| {}).unwrap().snapshots[0].head.is_raw()
+    };
+    assert!(is_raw("secret.stream") && !is_raw("v0.stream"));
+    // Without `raw` the volume has to be unlocked.
+    let set = |raw: bool| {
+        let file = fixture.path("{volume}.stream").display().to_string();
+        let target = ["sh", "-c", "cat > \"$0\"", &file].map(str::to_owned).to_vec();
+        let volumes = vec!["secret".to_owned()];
+        let (pool, snapshots) = (fixture.path("pool"), Period::Day);
+        let (keep, timeout) = (None, Duration::from_secs(60));
+        let name = "plain".to_owned();
+        fixture.backups.set(&[BackupSettings {
+            name,
+            pool,
+            volumes,
+            snapshots,
+            keep,
+            target,
+            timeout,
+            raw,
+        }]);
+    };
+    set(false);
+    let error = fixture.run(NOW).error.unwrap();
+    assert!(error.contains("`secret@plain-2033-05-18` is encrypted and locked"), "{error}");
+    running.unlock("secret", &secret).unwrap();
+    set(false);
+    assert_eq!(fixture.run(NOW).error, None);
+    assert!(!is_raw("secret.stream"));
 }
 
 #[test]

@@ -10,10 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use blockyard_core::blocking::Io;
 use blockyard_core::{Flags, Sector};
+use blockyard_volume_admin::prune::Period;
 use blockyard_yard::client::Client;
+use blockyard_yard::config::BackupSettings;
 use blockyard_yard::daemon::{Daemon, DaemonOptions};
 use blockyard_yard::endpoint::Endpoint;
 use blockyard_yard::paths::TempDir;
@@ -53,6 +56,17 @@ impl Fixture {
             metrics: Some(Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: 0 }),
             vhost: vec![VhostPlace::of("null", &format!("unix:{}", path("v").display())).unwrap()],
             control: Some(path("control.sock").into()),
+            // Of a pool that is not open: its metrics are there, and it changes nothing.
+            backups: vec![BackupSettings {
+                name: "offsite".to_owned(),
+                pool: path("none"),
+                volumes: Vec::new(),
+                snapshots: Period::Hour,
+                keep: None,
+                target: Vec::new(),
+                timeout: Duration::from_secs(1),
+                raw: true,
+            }],
             ..DaemonOptions::default()
         };
         let daemon = Daemon::start(&options).unwrap();

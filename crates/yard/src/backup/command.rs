@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use blockyard_store::SegmentStore;
 use blockyard_volume::VolumeError;
 use blockyard_volume_admin::send::Sending;
+use blockyard_volume_format::stream::ResumeToken;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -91,6 +92,20 @@ pub(super) enum TargetError {
     Stopped,
     /// The snapshot cannot be sent.
     Send(VolumeError),
+}
+
+/// The option before the token in the error of `volume receive -s` about a stream of which it has a
+/// part.
+const TOKEN_OPTION: &str = "--resume ";
+
+impl TargetError {
+    /// The token in the error output of a target that has a part of the stream.
+    pub(super) fn token(&self) -> Option<ResumeToken> {
+        let TargetError::Failed { said, .. } = self else { return None };
+        let (_, rest) = said.rsplit_once(TOKEN_OPTION)?;
+        // The token has a checksum.
+        rest.split(|end: char| !end.is_ascii_hexdigit() && end != '-').next()?.parse().ok()
+    }
 }
 
 impl fmt::Display for TargetError {

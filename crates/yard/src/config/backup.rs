@@ -37,6 +37,8 @@ pub struct BackupSettings {
     pub target: Vec<String>,
     /// How long the program may take for one stream.
     pub timeout: Duration,
+    /// Whether encrypted volumes are sent as they are stored, without their keys.
+    pub raw: bool,
 }
 
 impl BackupSettings {

@@ -32,8 +32,8 @@ const ERRORS_MAX: usize = 20;
 
 pub(super) const SECTIONS: [&str; 7] =
     ["serve", "tls", "nvme", "vhost", "ublk", "device", "backup"];
-pub(super) const BACKUP_KEYS: [&str; 7] =
-    ["name", "pool", "volumes", "snapshots", "keep", "target", "timeout"];
+pub(super) const BACKUP_KEYS: [&str; 8] =
+    ["name", "pool", "volumes", "snapshots", "keep", "target", "timeout", "raw"];
 pub(super) const SERVE_KEYS: [&str; 12] = [
     "nbd",
     "nvme",
@@ -431,6 +431,7 @@ impl ConfigReader<'_> {
         }
         let timeout = table.get("timeout").map(|value| self.timeout(value));
         let timeout = timeout.unwrap_or(Some(BACKUP_TIMEOUT));
+        let raw = table.get("raw").is_none_or(|value| self.boolean("raw", value));
         let (Some((name, _)), Some((pool, _)), Some(snapshots), Some(timeout)) =
             (name, pool, snapshots, timeout)
         else {
@@ -441,7 +442,8 @@ impl ConfigReader<'_> {
             return self.error(backup.span(), "too many backups", Some(help));
         }
         let (name, pool) = (name.to_owned(), PathBuf::from(pool));
-        let settings = BackupSettings { name, pool, volumes, snapshots, keep, target, timeout };
+        let settings =
+            BackupSettings { name, pool, volumes, snapshots, keep, target, timeout, raw };
         config.backups.push(settings);
     }
 
@@ -468,6 +470,15 @@ impl ConfigReader<'_> {
             self.error(value.span(), format!("invalid {key} `[]`"), help);
         }
         items.iter().filter_map(|item| self.string(key, item).map(str::to_owned)).collect()
+    }
+
+    /// A boolean; `true` after an error.
+    fn boolean(&mut self, key: &str, value: &TomlValue<'_>) -> bool {
+        if let DeValue::Boolean(on) = value.get_ref() {
+            return *on;
+        }
+        self.type_error(value.span(), key, value.get_ref(), "true or false", None);
+        true
     }
 
     /// How long the program of a backup may take.
@@ -843,7 +854,7 @@ mod tests {
         let whole = "[[backup]]\nname = \"off\"\npool = \"/p\"\nsnapshots = \"hourly\"\n";
         let text = format!(
             "{whole}keep = \"24h,7d\"\nvolumes = [\"v0\"]\ntarget = [\"ssh\", \"there\"]\n\
-             timeout = \"3h\"\n"
+             timeout = \"3h\"\nraw = false\n"
         );
         let wanted = BackupSettings {
             name: "off".to_owned(),
@@ -853,8 +864,10 @@ mod tests {
             keep: Some("24h,7d".parse().unwrap()),
             target: vec!["ssh".to_owned(), "there".to_owned()],
             timeout: Duration::from_secs(10_800),
+            raw: false,
         };
         assert_eq!(parse(&text).unwrap().backups, [wanted]);
+        assert!(parse(whole).unwrap().backups[0].raw, "encrypted volumes stay encrypted");
         let other = |name: &str| format!("{whole}{}", whole.replace("off", name));
         for name in ["daily", "offsite", "of", "off_site"] {
             assert_eq!(parse(&other(name)).unwrap().backups.len(), 2, "{name}");
@@ -869,6 +882,7 @@ mod tests {
             (format!("{whole}keep = \"24\"\n"), 5, "invalid keep `24`", "counts with units"),
             (format!("{whole}timeout = \"1d\"\n"), 5, "invalid timeout `1d`", ""),
             (format!("{whole}volumes = [\"v@a\"]\n"), 5, "invalid volumes `v@a`", "a volume"),
+            (format!("{whole}raw = 1\n"), 5, "raw: found an integer, expected true or false", ""),
             (format!("{whole}kepe = \"24h\"\n"), 5, "kepe", "keep"),
             (whole.replace("pool = \"/p\"\n", ""), 1, "pool", ""),
         ] {

@@ -268,6 +268,12 @@ fn backup() -> Value {
                 "pattern": "^[0-9]+[smh]$",
                 "default": "6h",
             },
+            "raw": {
+                "description":
+                    "Whether encrypted volumes are sent as they are stored, without their keys",
+                "type": "boolean",
+                "default": true,
+            },
         },
     })
 }
