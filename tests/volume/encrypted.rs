@@ -202,7 +202,7 @@ fn raw_stream_of_a_locked_volume(pool: &Place, path: &str, key_command: &str) {
     assert!(estimate.out.starts_with("at most "), "{estimate}");
     volume(&["send", "--raw", path, "v0@a", "-o", &stream]).ok();
     let verified = volume(&["verify-stream", &stream]).ok();
-    assert!(verified.out.contains("v0@a: complete, raw, 1 blocks"), "{verified}");
+    assert!(verified.out.contains("v0@a: complete, raw, 2 blocks"), "{verified}");
     assert!(verified.out.contains("authentic only their key can tell"), "{verified}");
     volume(&["receive", &there, "--input", &stream]).ok();
     let refused = volume(&["export", &there, "v0@a", &copy]).fails();
