@@ -205,12 +205,26 @@ impl Policy {
             view.next_run = Some(self.settings.snapshots.end_of(now));
             return;
         }
-        let error = errors.join("; ");
+        let error = summary(&errors);
         tracing::warn!(backup = name, "backup failed: {error}");
         view.failures += 1;
         view.error = Some(error);
         view.next_run = Some(ended.saturating_add(RETRY_INTERVAL_S));
     }
+}
+
+/// Most errors of a run that are shown: each has up to a kilobyte of what a command printed.
+const ERRORS_SHOWN: usize = 8;
+
+/// The errors of a run as one line. Control characters that a command has printed, perhaps on
+/// another machine, do not reach a terminal.
+fn summary(errors: &[String]) -> String {
+    let shown = &errors[..errors.len().min(ERRORS_SHOWN)];
+    let mut line = shown.join("; ").replace(char::is_control, " ");
+    if errors.len() > shown.len() {
+        line += &format!("; and {} more", errors.len() - shown.len());
+    }
+    line
 }
 
 /// One run of a policy.
@@ -355,5 +369,19 @@ impl Drop for BackupThread {
             // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_one_line_of_bounded_length() {
+        let errors = |count: usize| vec!["no\nroute\u{1b}[2J".to_owned(); count];
+        assert_eq!(summary(&errors(1)), "no route [2J");
+        assert_eq!(summary(&errors(2)), "no route [2J; no route [2J");
+        assert!(summary(&errors(8)).ends_with("[2J; no route [2J"));
+        assert!(summary(&errors(1000)).ends_with("; no route [2J; and 992 more"));
     }
 }

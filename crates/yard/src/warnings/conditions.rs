@@ -89,8 +89,6 @@ pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Co
 /// The condition of a backup policy. It lasts until a run succeeds: a run in progress ends nothing.
 pub(crate) fn backup_condition(view: &BackupView) -> Condition {
     let error = view.error.as_deref().unwrap_or_default();
-    // A command may have printed the error, with line ends and control characters.
-    let error: String = error.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
     Condition {
         kind: WarningKind::BackupFailed,
         subject: view.name.clone(),
@@ -196,7 +194,7 @@ mod tests {
     #[test]
     fn a_backup_warns_from_a_run_that_failed_to_one_that_succeeded() {
         let warnings = Warnings::default();
-        let failed = Some("no route\n\u{1b}[2J".to_owned());
+        let failed = Some("no route".to_owned());
         for (now, error, running, is_raised) in [
             (1, None, true, false),
             (2, failed.clone(), false, true),
@@ -210,7 +208,7 @@ mod tests {
             assert_eq!(!list.is_empty(), is_raised, "at {now}");
             for it in list {
                 assert_eq!((it.kind.as_str(), it.subject.as_str()), ("backup_failed", "offsite"));
-                assert_eq!(it.message, "the last run of the backup failed: no route  [2J");
+                assert_eq!(it.message, "the last run of the backup failed: no route");
                 assert_eq!((it.severity.as_str(), it.since), ("warning", 2));
             }
         }
