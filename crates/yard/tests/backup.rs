@@ -213,7 +213,11 @@ fn a_stream_that_broke_off_is_continued_and_all_that_is_missing_is_sent() {
     // The connection breaks: the target has a part, of which the policy does not know.
     fixture.set("head -c 150000 > \"$0.1\"; exit 1", 60, None);
     assert!(fixture.run(NOW).error.is_some());
-    std::fs::write(&said, take(1).unwrap_err().to_string()).unwrap();
+    assert!(take(1).unwrap_err().to_string().contains("--resume 1-"));
+    // What the target says of the stream from its beginning.
+    let refusal = take(1).unwrap_err().to_string();
+    assert!(refusal.contains("is partly received: it has `v0@off-"), "{refusal}");
+    std::fs::write(&said, refusal).unwrap();
     // In the next hour the first snapshot is begun again, refused and continued, and the second one
     // follows it.
     fixture.set(&format!("{number}; cat > \"$0.$n\"; {refuses}"), 60, None);

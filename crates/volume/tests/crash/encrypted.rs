@@ -1,16 +1,19 @@
 //! Looks for nonces that are used twice: over power cuts, and openings of one image more than once.
-//! `suite/encrypted.rs` does so over snapshots, clones, rollbacks and copies of a pool.
+//! `suite/encrypted.rs` does so over snapshots, clones, rollbacks, copies and raw streams.
+//! And cuts the power while the secret of a key changes.
 
 use std::collections::{HashMap, HashSet};
 
 use blockyard_core::Status;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
-use blockyard_volume::Compression;
+use blockyard_volume::encryption::VolumeKey;
+use blockyard_volume::{Compression, Secret};
 use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::group;
 
-use crate::fixture::{Fixture, Shape, Step, format};
+use crate::fixture::{Fixture, Shape, Step, USE, format, open_pool, secret, store};
 use crate::work;
 
 /// The salt and the number of a stored block.
@@ -87,4 +90,43 @@ fn no_nonce_is_used_for_two_blocks() {
     let salts: HashSet<[u8; 16]> = seen.keys().map(|nonce| *nonce.first_chunk().unwrap()).collect();
     assert!(seen.len() > 500, "{} blocks", seen.len());
     assert!(salts.len() > openings, "each opening has a salt of its own: {}", salts.len());
+}
+
+/// A change of the secret is there as a whole or not at all, at each power cut, and is there once
+/// it was answered.
+#[test]
+fn a_power_cut_leaves_the_key_to_the_old_or_the_new_secret() {
+    let shape = Shape { encrypted: true, ..Shape::tiny() };
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let mut fixture = Fixture::open(&directory, &shape);
+    let write = Step::Write { first: 0, count: 1, fua: true };
+    assert_eq!(fixture.take(write), Status::Ok);
+    let new = Secret::Key(vec![8; 32].into());
+    let slot = fixture.pool.volumes().keys.values().next().cloned().unwrap();
+    let key = VolumeKey::unwrap(&slot, &secret()).unwrap().unwrap();
+    let asked = directory.change_count();
+    let mut answer = fixture.pool.submit_change(Change::PutKey(key.wrap(&new).unwrap()));
+    fixture.run();
+    assert_eq!(answer.take().map(|reply| reply.status), Some(Status::Ok));
+    let answered = directory.change_count();
+    assert_eq!(fixture.take(Step::Write { first: 1, count: 1, fua: true }), Status::Ok);
+    drop(fixture);
+    let (mut old_opens, mut new_opens) = (0, 0);
+    for (moment, change) in (1..).zip(&directory.changes()) {
+        medium.apply(change);
+        let image = medium.cut(|_, _| 0);
+        let opens = |secret: &Secret| {
+            let (pool, _committer) =
+                open_pool(store(&image, &shape, USE).unwrap(), &shape).unwrap();
+            pool.unlock("v", secret).is_ok()
+        };
+        let (by_old, by_new) = (opens(&secret()), opens(&new));
+        assert!(by_old != by_new, "at {moment} of {asked} to {answered}");
+        assert!(moment > asked || by_old, "at {moment}, before the change");
+        assert!(moment < answered || by_new, "at {moment}, after the answer");
+        (old_opens, new_opens) = (old_opens + u32::from(by_old), new_opens + u32::from(by_new));
+    }
+    assert!(old_opens > 0 && new_opens > 0);
 }

@@ -264,7 +264,8 @@ pub(crate) fn store(
     Ok(Store::One(SimulatedStore::new(directory).with_depth(shape.depth)))
 }
 
-fn open_pool(
+/// Opens the pool on a store.
+pub(crate) fn open_pool(
     store: Store,
     shape: &Shape,
 ) -> Result<(Arc<Pool<Store>>, Committer<Store>), VolumeError> {
@@ -302,7 +303,7 @@ pub(crate) fn format(directory: &SimulatedDirectory, shape: &Shape) {
 }
 
 /// The secret of the volume of an encrypted shape.
-fn secret() -> Secret {
+pub(crate) fn secret() -> Secret {
     Secret::Key(vec![7; 32].into())
 }
 
