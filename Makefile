@@ -20,7 +20,7 @@ CARGO_DEB_ROOT = $(CURDIR)/target/tools/cargo-deb-$(CARGO_DEB)
 # Where fio's source is, for `make fio`; without it Debian's own is fetched.
 FIO_SRC ?=
 
-# Builds all tests, and runs them at the same time as the commands that it is given.
+# Builds all tests with clippy's lints, and runs them while the commands run that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
 .PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres guest
@@ -73,13 +73,12 @@ check: deps ## before a commit: formatting, lints, tidy, unit tests of what chan
 test: root format suites ## everything: formatting, lints, all tests, models, the gate
 
 # Incremental compilation makes a whole build a sixth dearer, and saves only in later ones; so do line
-# numbers in backtraces, and optimisation across the parts of a crate. The lints wait for the build
-# of the tests, whose build scripts and procedural macros they use too.
+# numbers in backtraces, and optimisation across the parts of a crate.
 suites: export CARGO_INCREMENTAL ?= 0
 suites: export CARGO_PROFILE_DEV_DEBUG ?= 0
 suites: export CARGO_PROFILE_DEV_LTO ?= off
 suites: deps
-	$(TESTS) '$(MAKE) -s loom' '$(MAKE) -s shuttle' '$(MAKE) -s lint' '$(MAKE) -s gate'
+	$(TESTS) '$(MAKE) -s shuttle' '$(MAKE) -s loom' '$(MAKE) -s gate'
 
 # Tests mount file systems, attach loop devices, and change users.
 root:
@@ -92,7 +91,7 @@ format: deps
 lint: deps
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Unit and contract tests, tidy, and the whole program against clients that others wrote.
+# Lints, unit and contract tests, tidy, and the whole program against clients that others wrote.
 unit: deps
 	$(TESTS)
 
