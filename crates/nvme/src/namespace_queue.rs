@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector};
+use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector, Status};
 use blockyard_os::epoll::{Epoll, Watched};
 
 use crate::command::StatusCode;
@@ -113,7 +113,8 @@ pub(crate) struct NamespaceQueue {
     bios: Vec<Bio>,
     /// Whether some of them wait for the next round, and not for the channel.
     is_held: bool,
-    /// Commands that are to look at zones of the device, in the order of arrival.
+    /// Commands that are to look at zones of the device, also to find the status of an operation
+    /// that has failed; in order.
     scanning: VecDeque<u16>,
     /// Zones of a report; memory that is kept, so that a report allocates nothing.
     scratch: Vec<ZoneInfo>,
@@ -236,6 +237,9 @@ impl NamespaceQueue {
 
     /// Goes on with a command of [`NamespaceQueue::next_scan`].
     pub(crate) fn scan(&mut self, index: u16, slot: &mut CommandSlot) -> CommandProgress {
+        if let Some((bio, status)) = slot.bio.take().zip(slot.refused.take()) {
+            return self.refusal(&bio, status).into();
+        }
         let progress = match slot.plan {
             CommandPlan::Io(IoPlan::ManageAll(_)) if self.is_ending => StatusCode::ABORTED.into(),
             CommandPlan::Io(IoPlan::ManageAll(_)) => self.advance(index, slot),
@@ -288,14 +292,12 @@ impl NamespaceQueue {
     ) -> CommandProgress {
         let Some(bio) = slot.bio.take() else { return StatusCode::INTERNAL.into() };
         if !completion.status.is_ok() {
-            let status = match self.namespace.shape.zones.is_some() && bio.op != Op::Flush {
-                true => match self.zone(bio.sector) {
-                    Some(zone) => zones::refusal(&bio, completion.status, &zone),
-                    None => StatusCode::of(completion.status, bio.op),
-                },
-                false => StatusCode::of(completion.status, bio.op),
-            };
-            return status.into();
+            let is_zoned = self.namespace.shape.zones.is_some() && bio.op != Op::Flush;
+            if is_zoned && completion.status == Status::IoErr {
+                (slot.bio, slot.refused) = (Some(bio), Some(completion.status));
+                return self.scan_later(index);
+            }
+            return StatusCode::of(completion.status, bio.op).into();
         }
         match slot.plan {
             CommandPlan::Io(IoPlan::ManageAll(_)) if bio.op != Op::ZoneResetAll => {
@@ -392,6 +394,26 @@ impl NamespaceQueue {
             let sector = shape.sector(u64::from(number) * zones.zone_blocks);
             BioPlan { op, sector, sectors: 0, flags: Default::default() }
         }))
+    }
+
+    /// The status of an operation that failed with `status`, by its zones as they are now. A read
+    /// may cross zones, and fails if one of them is offline.
+    fn refusal(&mut self, bio: &BioPlan, status: Status) -> StatusCode {
+        let count = match (&self.namespace.shape.zones, bio.op) {
+            (Some(zones), Op::Read) => {
+                let zone_sectors = self.namespace.shape.sector(zones.zone_blocks).0;
+                let last = bio.sector.0 + bio.sectors.saturating_sub(1);
+                (last / zone_sectors - bio.sector.0 / zone_sectors + 1) as usize
+            }
+            _ => 1,
+        };
+        self.scratch.clear();
+        let reported = self.namespace.disk.report_zones(bio.sector, count, &mut self.scratch);
+        let offline = self.scratch.iter().find(|zone| zone.cond == ZoneCond::Offline);
+        match (reported, offline.or(self.scratch.first())) {
+            (Ok(()), Some(zone)) => zones::refusal(bio, status, zone),
+            _ => StatusCode::of(status, bio.op),
+        }
     }
 
     /// The zone that contains a sector, as it is now.

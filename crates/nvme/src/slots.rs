@@ -16,6 +16,8 @@
 //! 2. Data are accepted for a command that receives only, by the tag of its R2T. A tag is not used
 //!    again before 512 others of its slot.
 
+use blockyard_core::Status;
+
 use crate::command::Sqe;
 use crate::data_pool::PageSpan;
 use crate::identify::QUEUE_ENTRIES_MAX;
@@ -54,8 +56,10 @@ pub(crate) struct CommandSlot {
     pub(crate) plan: CommandPlan,
     /// The id of the subsystem of the device, for a command of an I/O queue.
     pub(crate) device: u64,
-    /// The operation that the device executes now.
+    /// The operation that the device executes now, or that has failed.
     pub(crate) bio: Option<BioPlan>,
+    /// The status of an operation that has failed, until the zones have been looked at.
+    pub(crate) refused: Option<Status>,
     /// The next range or zone of a command that consists of several operations.
     pub(crate) next: u32,
     /// What is left of its present range.
@@ -130,6 +134,7 @@ impl CommandSlots {
             plan: CommandPlan::Connect,
             device: 0,
             bio: None,
+            refused: None,
             next: 0,
             rest: None,
             data: 0,
@@ -167,6 +172,7 @@ impl CommandSlots {
             plan,
             device: 0,
             bio: None,
+            refused: None,
             next: 0,
             rest: None,
             data: 0,

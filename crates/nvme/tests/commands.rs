@@ -3,10 +3,11 @@
 
 mod initiator;
 
+use blockyard_core::inject::Injection;
 use blockyard_null::NullConfig;
 use initiator::{
     DISCOVERY, Initiator, PLAIN, Target, ZONED, admin_command, command, disk, pattern, plain,
-    pointed, target, with,
+    pointed, target, with, zoned,
 };
 
 const FLUSH: u8 = 0x00;
@@ -351,6 +352,31 @@ fn refused_zone_commands_have_the_status_of_zns() {
     assert_eq!(status(manage(0, SELECT_ALL | 4), &[]), 0, "reset all");
     let (empty, _) = report(&mut io, 0, 1, false);
     assert_eq!(empty, 8);
+}
+
+/// A target with a zoned device whose zone 1 has a fault, and the device's NQN.
+fn target_with_broken_zone(fault: &str) -> (Target, &'static str) {
+    let (target, disk) = (target(), disk("broken", zoned()));
+    let (name, value) = (fault.to_owned(), (1024 * 8).to_string());
+    disk.inject(&Injection::Device { name, value }).unwrap();
+    target.subsystems.add("broken", disk).unwrap();
+    (target, "nqn.2026-11.io.blockyard:broken")
+}
+
+/// A read that begins in the zone before an offline one had the status of an internal error.
+#[test]
+fn a_read_that_reaches_an_offline_zone_has_the_status_of_zns() {
+    let (target, broken) = target_with_broken_zone("zone_offline");
+    let (_admin, mut io) = queues(&target, broken, 0);
+    for (first, blocks) in [(1020, 8), (1024, 1), (1023, 2)] {
+        for opcode in [READ, VERIFY] {
+            let len = if opcode == READ { blocks * 4096 } else { 0 };
+            let done = io.read(command(opcode, first, blocks as u32), len);
+            assert_eq!(done.status, 0x41bb, "{opcode:#x} of {blocks} from {first}");
+        }
+    }
+    assert_eq!(io.read(command(READ, 1016, 8), 32768).status, 0, "the zone before");
+    assert_eq!(io.read(command(READ, 2048, 8), 32768).status, 0, "the zone after");
 }
 
 /// The default of the write cache was 0, as if a reset disabled it, and that of the queues was one

@@ -17,7 +17,9 @@ use blockyard_core::{
 };
 use blockyard_null::NullConfig;
 use blockyard_nvme::{ConnectionThreads, HostAccess, TargetOptions, TargetServer};
-use initiator::{Initiator, Target, command, disk, pattern, plain, pointed, target_for, with};
+use initiator::{
+    Initiator, Target, command, disk, pattern, plain, pointed, target_for, with, zoned,
+};
 
 const WATCHED: &str = "nqn.2026-11.io.blockyard:watched";
 const WRITE: u8 = 0x01;
@@ -35,11 +37,23 @@ struct Calls {
     begun: Vec<(Op, u64, u64)>,
     /// The names of the threads that have opened a channel.
     opened: Vec<String>,
+    /// The reports of zones so far.
+    reports: usize,
+    /// Their number when the device was first given a read after one of them.
+    reports_before_read: Option<usize>,
     /// The most blocks to zero and discard in one `submit`.
     most_at_once: u64,
-    is_held: bool,
-    /// The threads that wait in `submit`.
-    waiting: usize,
+    /// The call in which threads stop.
+    held: Option<HeldCall>,
+    /// The threads that wait in each of the calls.
+    waiting: [usize; 2],
+}
+
+/// A call in which a device can hold threads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HeldCall {
+    Submit,
+    Report,
 }
 
 #[derive(Default)]
@@ -53,14 +67,25 @@ impl Watched {
         self.calls.lock().unwrap()
     }
 
-    /// From now on each thread stops in `submit`.
-    fn hold(&self) -> Held<'_> {
-        self.calls().is_held = true;
-        Held(self)
+    /// From now on each thread stops in this call, and in no other.
+    fn hold(&self, call: HeldCall) -> Held<'_> {
+        self.calls().held = Some(call);
+        self.changed.notify_all();
+        Held(self, call)
     }
 
-    fn wait_until_a_thread_is_held(&self) {
-        drop(self.changed.wait_while(self.calls(), |calls| calls.waiting == 0).unwrap());
+    fn wait_until_a_thread_is_held(&self, call: HeldCall) {
+        let is_none = |calls: &mut Calls| calls.waiting[call as usize] == 0;
+        drop(self.changed.wait_while(self.calls(), is_none).unwrap());
+    }
+
+    /// Stops the thread if the call is held.
+    fn pass(&self, mut calls: MutexGuard<'_, Calls>, call: HeldCall) {
+        calls.waiting[call as usize] += 1;
+        self.changed.notify_all();
+        let is_held = |calls: &mut Calls| calls.held == Some(call);
+        calls = self.changed.wait_while(calls, is_held).unwrap();
+        calls.waiting[call as usize] -= 1;
     }
 
     /// The write-zeroes and discards since the last call.
@@ -71,11 +96,11 @@ impl Watched {
 }
 
 /// Lets the threads go on, also if the test fails.
-struct Held<'a>(&'a Watched);
+struct Held<'a>(&'a Watched, HeldCall);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.calls().is_held = false;
+        self.0.calls().held.take_if(|call| *call == self.1);
         self.0.changed.notify_all();
     }
 }
@@ -115,6 +140,9 @@ impl Disk for WatchedDisk {
         zones_max: usize,
         out: &mut Vec<ZoneInfo>,
     ) -> Result<(), DeviceError> {
+        let mut calls = self.watched.calls();
+        calls.reports += 1;
+        self.watched.pass(calls, HeldCall::Report);
         self.inner.report_zones(from, zones_max, out)
     }
 
@@ -152,6 +180,10 @@ impl Channel for WatchedChannel {
         let mut calls = self.watched.calls();
         for Bio { op, sector, sectors, .. } in &bios[..taken] {
             calls.begun.push((*op, sector.0, *sectors));
+            if *op == Op::Read && calls.reports > 0 {
+                let reports = calls.reports;
+                calls.reports_before_read.get_or_insert(reports);
+            }
             if matches!(op, Op::WriteZeroes | Op::Discard) {
                 self.pushed += sectors;
             }
@@ -162,11 +194,7 @@ impl Channel for WatchedChannel {
     fn submit(&mut self) {
         let mut calls = self.watched.calls();
         calls.most_at_once = calls.most_at_once.max(std::mem::take(&mut self.pushed));
-        calls.waiting += 1;
-        self.watched.changed.notify_all();
-        calls = self.watched.changed.wait_while(calls, |calls| calls.is_held).unwrap();
-        calls.waiting -= 1;
-        drop(calls);
+        self.watched.pass(calls, HeldCall::Submit);
         self.inner.submit();
     }
 
@@ -189,10 +217,15 @@ impl Channel for WatchedChannel {
 
 /// A target with a watched device, and this many threads.
 fn target_on(threads: usize) -> (Target, Arc<Watched>) {
+    target_of(threads, NullConfig { size: BLOCKS << 9, ..plain() })
+}
+
+/// As `target_on`, with a device of this configuration.
+fn target_of(threads: usize, config: NullConfig) -> (Target, Arc<Watched>) {
     let watched = Arc::<Watched>::default();
     let Target { subsystems, server } = target_for(HostAccess::default(), TargetOptions::default());
     drop(server);
-    let inner = disk("watched", NullConfig { size: BLOCKS << 9, ..plain() });
+    let inner = disk("watched", config);
     let disk: Arc<dyn Disk> = Arc::new(WatchedDisk { inner, watched: Arc::clone(&watched) });
     subsystems.add("watched", disk).unwrap();
     let threads = ConnectionThreads::new(NonZeroUsize::new(threads).unwrap());
@@ -248,9 +281,9 @@ fn a_write_of_an_earlier_association_is_not_executed_after_one_of_the_next() {
     while target.server.connections().len() > 2 + here.len() {
         std::thread::yield_now();
     }
-    let held = watched.hold();
+    let held = watched.hold(HeldCall::Submit);
     write(&mut here[0], 100, 0);
-    watched.wait_until_a_thread_is_held();
+    watched.wait_until_a_thread_is_held(HeldCall::Submit);
     write(&mut here[1], 8, 1);
     drop((here, admin));
     let mut admin = target.idle(0);
@@ -336,10 +369,10 @@ fn an_ending_connection_begins_no_further_piece() {
     let (target, watched) = target_on(1);
     let (admin, controller) = target.admin(WATCHED, 0);
     let mut io = target.io(WATCHED, controller, 0, 0);
-    let held = watched.hold();
+    let held = watched.hold(HeldCall::Submit);
     let (sqe, data) = ranges(&[(0, BLOCKS)]);
     io.capsule(pointed(sqe, 0x01, data.len()), &data);
-    watched.wait_until_a_thread_is_held();
+    watched.wait_until_a_thread_is_held(HeldCall::Submit);
     // The controller ends, and cuts the queue, at the next turn of the admin queue: each turn of
     // the queue before that begins at most eight pieces.
     drop(admin);
@@ -347,4 +380,39 @@ fn an_ending_connection_begins_no_further_piece() {
     io.ends();
     let begun = watched.take_begun().len() as u64;
     assert!((1..=64).contains(&begun), "{begun} of {} pieces", BLOCKS / PIECE);
+}
+
+/// Commands that a zone did not permit cost a report of zones each, all in one round: a host with
+/// a queue of them kept the thread from the other connections.
+#[test]
+fn refused_commands_cost_a_report_of_zones_each_round() {
+    const ZONE_SEND: u8 = 0x79;
+    const COUNT: usize = 64;
+    let (target, watched) = target_of(1, zoned());
+    let (_admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    let mut other = target.idle(0);
+    assert_eq!(other.connect(WATCHED, 2, controller, 31, 0).status, 0);
+    let held = watched.hold(HeldCall::Submit);
+    io.capsule(pointed(command(READ, 0, 1), 0x5a, 4096), &[]);
+    watched.wait_until_a_thread_is_held(HeldCall::Submit);
+    for _ in 0..COUNT {
+        // Close of an empty zone.
+        io.capsule(with(command(ZONE_SEND, 1024, 0), 13, 1), &[]);
+    }
+    let reports_held = watched.hold(HeldCall::Report);
+    drop(held);
+    watched.wait_until_a_thread_is_held(HeldCall::Report);
+    other.capsule(pointed(command(READ, 0, 1), 0x5a, 4096), &[]);
+    drop(reports_held);
+    assert_eq!(io.done().status, 0);
+    assert_eq!(other.done().status, 0);
+    for _ in 0..COUNT {
+        assert_eq!(io.done().status, 0x41bf);
+    }
+    let calls = watched.calls();
+    // A turn has eight rounds.
+    let before = calls.reports_before_read.unwrap();
+    assert!((1..=16).contains(&before), "{before} reports before the read of another connection");
+    assert_eq!(calls.reports, COUNT);
 }

@@ -38,6 +38,21 @@ pub(crate) fn plain() -> NullConfig {
     NullConfig { size, bs, memory_backed: true, discard: true, ..NullConfig::default() }
 }
 
+/// The configuration of the zoned device.
+pub(crate) fn zoned() -> NullConfig {
+    NullConfig {
+        size: 32 << 20,
+        bs: 4096,
+        zoned: true,
+        zone_size: 4 << 20,
+        zone_capacity: 2 << 20,
+        zone_max_open: 2,
+        zone_max_active: 3,
+        discard: false,
+        ..plain()
+    }
+}
+
 /// A device, which need not be served yet.
 pub(crate) fn disk(name: &str, config: NullConfig) -> Arc<dyn Disk> {
     let null = Null::open(config).expect("the configuration fits");
@@ -70,18 +85,7 @@ pub(crate) fn target_of_all(access: HostAccess) -> Target {
 }
 
 fn start(subsystems: Arc<Subsystems>, options: TargetOptions) -> Target {
-    let zoned = NullConfig {
-        size: 32 << 20,
-        bs: 4096,
-        zoned: true,
-        zone_size: 4 << 20,
-        zone_capacity: 2 << 20,
-        zone_max_open: 2,
-        zone_max_active: 3,
-        discard: false,
-        ..plain()
-    };
-    for (name, config) in [("plain", plain()), ("zoned", zoned)] {
+    for (name, config) in [("plain", plain()), ("zoned", zoned())] {
         subsystems.add(name, disk(name, config)).expect("NVMe can describe it");
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
