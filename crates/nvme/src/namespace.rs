@@ -261,11 +261,7 @@ impl NamespaceShape {
                 let action = ZoneAction::parse(sqe)?;
                 self.check_writable()?;
                 if action.all {
-                    // No device here takes a zone offline.
-                    let is_known = action.op.is_some();
-                    return is_known
-                        .then_some(IoPlan::ManageAll(action))
-                        .ok_or(StatusCode::INVALID_FIELD);
+                    return Ok(IoPlan::ManageAll(action));
                 }
                 if !in_range {
                     return Err(StatusCode::LBA_RANGE);

@@ -386,14 +386,15 @@ impl NamespaceQueue {
         action: ZoneAction,
     ) -> Result<Option<BioPlan>, StatusCode> {
         let shape = &self.namespace.shape;
-        let (Some(zones), Some(op)) = (&shape.zones, action.op) else { return Ok(None) };
+        let Some(zones) = &shape.zones else { return Ok(None) };
         let (disk, scratch) = (self.namespace.disk.as_ref(), &mut self.scratch);
         let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
-        Ok(found.map(|number| {
-            slot.next = number + 1;
-            let sector = shape.sector(u64::from(number) * zones.zone_blocks);
-            BioPlan { op, sector, sectors: 0, flags: Default::default() }
-        }))
+        let Some(number) = found else { return Ok(None) };
+        // No device has an operation that takes a read-only zone offline.
+        let op = action.op.ok_or(StatusCode::ZONE_TRANSITION)?;
+        slot.next = number + 1;
+        let sector = shape.sector(u64::from(number) * zones.zone_blocks);
+        Ok(Some(BioPlan { op, sector, sectors: 0, flags: Default::default() }))
     }
 
     /// The status of an operation that failed with `status`, by its zones as they are now. A read

@@ -363,6 +363,23 @@ fn target_with_broken_zone(fault: &str) -> (Target, &'static str) {
     (target, "nqn.2026-11.io.blockyard:broken")
 }
 
+/// Select All of the action Offline was refused always, also where there is nothing to do.
+#[test]
+fn offline_of_all_zones_succeeds_without_a_read_only_zone() {
+    let (target, broken) = target_with_broken_zone("zone_readonly");
+    let (_admin, mut io) = queues(&target, ZONED, 0);
+    assert_eq!(io.execute(manage(0, SELECT_ALL | 5), &[]).status, 0);
+    drop((_admin, io));
+    let (_admin, mut io) = queues(&target, broken, 0);
+    assert_eq!(io.execute(manage(0, SELECT_ALL | 5), &[]).status, 0x41bf, "zone 1 is read-only");
+    assert_eq!(io.execute(manage(1, 5), &[]).status, 0x41bf);
+    drop((_admin, io));
+    let (target, broken) = target_with_broken_zone("zone_offline");
+    let (_admin, mut io) = queues(&target, broken, 0);
+    assert_eq!(io.execute(manage(1, 5), &[]).status, 0, "zone 1 is offline already");
+    assert_eq!(io.execute(manage(0, SELECT_ALL | 5), &[]).status, 0);
+}
+
 /// A read that begins in the zone before an offline one had the status of an internal error.
 #[test]
 fn a_read_that_reaches_an_offline_zone_has_the_status_of_zns() {
