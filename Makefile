@@ -143,7 +143,7 @@ soak: ## submitters come and go under a scheduler that is switched, 5 minutes a 
 
 # Each prints what it did; a round that fails prints how to run it again. Three pools of each of 40
 # kinds are cut five times each under the tests' own client, and ten more under fio, which verifies.
-crash: deps crash-encrypted ## 200 kills of a server of volumes and of zones, 600 power cuts below it, 50 under fio, errors, damage, rot
+crash: deps crash-encrypted ## 200 kills of a server of volumes and of zones, 600 power cuts below it, 50 under fio, 20 replaced disks, errors, damage, rot
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		kills damage
 	BLOCKYARD_CRASH_ROUNDS=200 $(CARGO) test --locked -p blockyard-null --test on_media -- kill
@@ -153,6 +153,8 @@ crash: deps crash-encrypted ## 200 kills of a server of volumes and of zones, 60
 		cuts::nothing_durable cuts::a_
 	BLOCKYARD_CRASH_ROUNDS=300 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
 		rot
+	BLOCKYARD_CRASH_ROUNDS=20 $(CARGO) test --locked -p blockyard --test crash -- --nocapture \
+		replace
 
 # As above, with an encrypted volume in each round: 200 kills under the tests' own client and 200 under
 # fio, 50 power cuts under each, or fewer where a pool is one that is full and not encrypted.

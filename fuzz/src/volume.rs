@@ -9,7 +9,7 @@ use blockyard_volume_format::catalogue::{
 use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
 use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
 use blockyard_volume_format::key_slot::{Derivation, KeySlot};
-use blockyard_volume_format::label::{self, Label};
+use blockyard_volume_format::label::{self, Joining, Label};
 use blockyard_volume_format::properties::Properties;
 use blockyard_volume_format::superblock::{BYTES, LogPlace, SLOT_BYTES, Superblock};
 
@@ -95,7 +95,12 @@ fn label(input: &mut Input<'_>) {
         number: input.choose(&[0, 1, 2]),
         generation: input.word(),
         good: [input.choose(&[true, false]), input.choose(&[true, false])],
-        other: "/p".repeat(input.below(2001) as usize).into(),
+        other: "/p".repeat(input.below(1001) as usize).into(),
+        joining: input.choose(&[true, false]).then(|| Joining {
+            path: "/j".repeat(1 + input.below(1000) as usize).into(),
+            set: *b"fedcba9876543210",
+        }),
+        cursor: input.choose(&[true, false]).then(|| input.word() >> 1),
     };
     let mut bytes = [0; label::SLOT_BYTES];
     label.print(&mut bytes);

@@ -72,9 +72,10 @@ impl Fio {
     pub(crate) fn verify(&self, yard: &Yard, volume: &str) -> (u64, u64) {
         let wrote = std::fs::read_to_string(self.report()).unwrap();
         let uri = format!("--uri={}", yard.uri(volume));
-        // One at a time, so that fio stops at the first write that was not answered.
+        // One at a time, so that fio stops at the first write that was not answered. The state of
+        // the writes stays, to be verified again.
         let reads = ["--iodepth=1", "--verify_state_load=1", "--verify_only", "--verify_fatal=1"];
-        let line = [self.line(&uri), reads.to_vec()].concat();
+        let line = [self.line(&uri), reads.to_vec(), vec!["--verify_state_save=0"]].concat();
         let read = finish(&line, bounded(&line).current_dir(self.place.path())).ok();
         let (wrote, read) = (counted(&wrote)[1], counted(&read.out)[0]);
         println!("fio wrote {wrote} and verified {read}");

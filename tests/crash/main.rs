@@ -36,6 +36,7 @@ mod mounted;
 mod nbdkit;
 mod places;
 mod postgres;
+mod replace;
 mod rot;
 mod rounds;
 mod secret;

@@ -16,7 +16,8 @@ pub(crate) use faults::{
     InjectArgs, InjectCommand, InjectListArgs, InjectRemoveArgs, InjectRunArgs, RemovedRules,
 };
 pub(crate) use pool::{
-    BackupCommand, PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs, PoolsArgs, ScriptArgs,
+    BackupCommand, PoolAttachArgs, PoolCommand, PoolDetachArgs, PoolIostatArgs, PoolListArgs,
+    PoolReplaceArgs, PoolResyncArgs, PoolStatusArgs, PoolsArgs, ResyncOptions, ScriptArgs,
 };
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,

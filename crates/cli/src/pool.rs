@@ -1,6 +1,8 @@
 //! `pool`: the state and the activity of pools, with the columns of `zpool list`, `zpool status`
 //! and `zpool iostat`.
 
+mod copies;
+
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -11,7 +13,7 @@ use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::scrubs::ScrubStateView;
 use blockyard_yard::table::duration;
 use blockyard_yard::view::{StatsView, sparse};
-use blockyard_yard::volumes::{LastScrubView, PoolView};
+use blockyard_yard::volumes::{LastScrubView, PoolView, ResyncView};
 use serde_json::{Value, json};
 
 use crate::args::{
@@ -33,6 +35,10 @@ pub(crate) fn run(command: &PoolCommand, out: &mut impl Write) -> Result<(), Fai
         PoolCommand::List(args) => list(args, out),
         PoolCommand::Status(args) => status(args, out),
         PoolCommand::Iostat(args) => iostat(args, out),
+        PoolCommand::Attach(args) => copies::attach(args, out),
+        PoolCommand::Detach(args) => copies::detach(args, out),
+        PoolCommand::Replace(args) => copies::replace(args, out),
+        PoolCommand::Resync(args) => copies::resync(args, out),
     }
 }
 
@@ -152,6 +158,9 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
     if let Some(scrub) = &view.scrub {
         writeln!(out, "  scan: {}", unfinished(scrub))?;
     }
+    if let Some(resync) = &view.resync {
+        writeln!(out, "  scan: {}", resyncing(resync))?;
+    }
     writeln!(out, "  scan: {}", view.last_scrub.as_ref().map_or("none".to_owned(), scan))?;
     let (used, capacity) = (view.used_bytes, pool.capacity());
     let (fill, garbage) = (percent(used, capacity), view.garbage_bytes());
@@ -195,7 +204,8 @@ fn trouble(pool: &ShownPool) -> Option<(&'static str, &'static str)> {
         )),
         "DEGRADED" => Some((
             "A copy is not good; the pool goes on with the other one.",
-            "Restart the yard to resync a copy that is back, or replace it by `volume attach`.",
+            "Wait for a resync, restart the yard to resync a copy that is back, or replace a copy \
+             by `pool replace`.",
         )),
         _ if scrub.is_some_and(|scrub| scrub.damaged > 0) => Some((
             "The last scrub has found damage that it could not repair.",
@@ -217,6 +227,23 @@ fn unfinished(scrub: &ScrubStateView) -> String {
         (false, true) => format!("scrub paused, {verified} verified"),
         (false, false) => format!("scrub stopped, {verified} verified"),
     }
+}
+
+/// A resync that is to be done, in a line.
+fn resyncing(resync: &ResyncView) -> String {
+    let ResyncView { path, done_bytes, total_bytes, rate_bytes, paused, left_s, .. } = resync;
+    let (done, total) = (rounded(*done_bytes), rounded(*total_bytes));
+    let share = percent(*done_bytes, *total_bytes);
+    let how = match (paused, left_s) {
+        (true, _) => "paused".to_owned(),
+        (false, None) => "no estimate of the end".to_owned(),
+        (false, Some(seconds)) => {
+            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+            let left = format!("{hours:02}:{minutes:02}:{:02}", seconds % 60);
+            format!("{}/s, {left} to go", rounded(*rate_bytes))
+        }
+    };
+    format!("resync of {path}: {done} of {total} equal, {share}% done, {how}")
 }
 
 /// The last scrub in a line, as zpool has it.

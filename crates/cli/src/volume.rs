@@ -7,7 +7,7 @@ mod image;
 mod import;
 mod list;
 pub(crate) mod pool;
-mod progress;
+pub(crate) mod progress;
 mod properties;
 mod secret;
 mod stream;
@@ -128,7 +128,7 @@ fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> 
 }
 
 /// What a pool that this process opens has refused.
-fn refused(error: impl Into<YardError>) -> Failure {
+pub(crate) fn refused(error: impl Into<YardError>) -> Failure {
     let error = error.into();
     let code = match &error {
         YardError::Argument { .. } => Code::Usage,

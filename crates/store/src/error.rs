@@ -210,6 +210,33 @@ pub enum CopiesError {
         /// The path of the directory.
         path: String,
     },
+    /// A copy cannot join the pool now.
+    #[error("cannot attach `{path}`: {why}")]
+    NotAttached {
+        /// The path of the new copy.
+        path: String,
+        /// The cause, and a way out.
+        why: String,
+    },
+    /// A copy cannot leave the pool now.
+    #[error("cannot detach `{path}`: {why}")]
+    NotDetached {
+        /// The path of the copy.
+        path: String,
+        /// The cause.
+        why: String,
+    },
+    /// The path names a copy that was detached from a pool.
+    #[error(
+        "`{path}` was detached from the pool at `{pool}`, and lacks what was written there since: \
+         expected the path of a copy that belongs to the pool"
+    )]
+    Detached {
+        /// The path of the copy that was detached.
+        path: String,
+        /// The path of a copy that belonged to the pool then.
+        pool: String,
+    },
     /// The place for the second copy is not empty.
     #[error(
         "`{path}` is not empty: it holds {what}; expected an empty directory, or an \

@@ -41,11 +41,9 @@ pub use error::{CopiesError, StoreError};
 pub use file::{PoolFile, is_short};
 pub use lock_owner::LockOwner;
 pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
-pub use mirror::CopyStatus;
 pub use mirror::locations::PoolPaths;
-pub use pool_store::{
-    Copies, CopiesFile, CopiesLogWriter, CopiesReads, PoolLogWriter, PoolReads, PoolStore, Purpose,
-};
+pub use mirror::{CopyStatus, Mirror};
+pub use pool_store::{PoolLogWriter, PoolReads, PoolStore, Purpose};
 pub use reads::{BlockingReads, Reads};
 pub use ring::EventFd;
 
@@ -201,38 +199,62 @@ pub(crate) fn prepare_path(path: &Path) -> Result<PathBuf, StoreError> {
     path.canonicalize().map_err(|error| doing()(error))
 }
 
-/// Most copies that a pool has.
-pub const COPIES_MAX: usize = 2;
+/// The numbers of copies are below this. A copy that joins gets a number that no copy had since the
+/// pool was opened.
+pub const COPIES_MAX: usize = 32;
 
-/// The copies of a file that held all data when [`StoreFile::copies`] was called. A copy keeps its
-/// number while the file is open. So a caller that tries one copy after another reaches each of
-/// them, even if another thread marks a copy as failed in between.
+/// The copies of a file that held all data when [`StoreFile::copies`] was called, a bit for each
+/// number. A copy keeps its number while the file is open. So a caller that tries one copy after
+/// another reaches each of them, even if another thread marks a copy as failed in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GoodCopies([bool; COPIES_MAX]);
+pub struct GoodCopies(u32);
 
 impl GoodCopies {
     /// The only copy of a pool of one copy.
-    pub const ONE: GoodCopies = GoodCopies([true, false]);
+    pub const ONE: GoodCopies = GoodCopies(1);
 
-    /// Whether each copy held all data, by the number of the copy.
-    pub fn new(good: [bool; COPIES_MAX]) -> GoodCopies {
-        GoodCopies(good)
+    /// The copies of these numbers.
+    pub fn of(numbers: impl Iterator<Item = usize>) -> GoodCopies {
+        GoodCopies(numbers.fold(0, |all, number| all | 1 << number))
     }
 
     /// How many copies held all data.
     pub fn count(self) -> usize {
-        self.0.iter().filter(|good| **good).count()
+        self.0.count_ones() as usize
+    }
+
+    /// Whether the copy of this number is one of them.
+    #[inline]
+    pub fn has(self, number: usize) -> bool {
+        self.0 & 1 << number != 0
     }
 
     /// The numbers of the copies that held all data, in ascending order.
     pub fn numbers(self) -> impl Iterator<Item = usize> {
-        (0..).zip(self.0).filter(|(_, good)| *good).map(|(number, _)| number)
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let number = (rest != 0).then(|| rest.trailing_zeros() as usize);
+            rest &= rest.wrapping_sub(1);
+            number
+        })
+    }
+
+    /// One more than the highest number; 0 if there is none.
+    #[inline]
+    pub fn end(self) -> usize {
+        (u32::BITS - self.0.leading_zeros()) as usize
+    }
+
+    /// Those copies of which `is` is true.
+    #[must_use]
+    pub fn filter(self, is: impl Fn(usize) -> bool) -> GoodCopies {
+        GoodCopies::of(self.numbers().filter(|number| is(*number)))
     }
 
     /// The number of the copy that is read first; 0 if no copy is left.
     #[inline]
     pub fn first(self) -> usize {
-        usize::from(self.0 == [false, true])
+        if self.0 == 0 { 0 } else { self.0.trailing_zeros() as usize }
     }
 }
 
@@ -498,8 +520,8 @@ impl Pin {
     }
 }
 
-/// The storage of a served pool: a directory or a disk, or two copies with the same files.
-pub type PoolBacking = Copies<PoolStore>;
+/// The storage of a served pool: a directory or a disk, or several copies with the same files.
+pub type PoolBacking = Mirror<PoolStore>;
 
 /// Makes a file atomically: after a power cut it exists completely or not at all.
 pub fn make<D: SegmentStore>(directory: &D, name: &str, len: u64) -> io::Result<D::File> {

@@ -1,5 +1,8 @@
-//! A mirror: two directories or disks with the same files. Every write goes to both, reads use one.
-//! Data that are damaged there are read from the other copy and repaired.
+//! The copies of a pool: one directory or disk, or several with the same files. Every write goes to
+//! all of them, reads use one. Data that are damaged there are read from another copy and repaired.
+//!
+//! A pool has one copy or two, and one more while that one replaces another. Copies join and leave
+//! while the pool is in use (`online.rs`).
 //!
 //! # States of a copy
 //!
@@ -7,19 +10,23 @@
 //! | --- | --- | --- | --- |
 //! | [`Good`](CopyState::Good) | every acknowledged write | by clients | by clients |
 //! | [`Stale`](CopyState::Stale) | lacks writes that the other copy has | never | never |
-//! | [`Resyncing`](CopyState::Resyncing) | partly equal to the good copy | where the good copy is damaged | by the resync |
+//! | [`Resyncing`](CopyState::Resyncing) | partly equal to the good copy | where the good copy is damaged | by clients, and by the resync |
 //! | [`Failed`](CopyState::Failed) | unknown: missing, or it refused I/O | never | never |
 //!
 //! ```text
-//!                                                 Shared::mark_failed
-//!             ┌─ assemble: labels agree ─▸ Good ──────────────────────▸ Failed
-//!             │                             ▴                            ▴  ▴
-//!   opening ──┤                             │ Mirror::end_resync         │  │
-//!             │                             │                            │  │
-//!             ├─ assemble: older ─▸ Stale ─▸ Resyncing ──────────────────┘  │
-//!             │                    Mirror::begin_resync  Mirror::fail_resync │
-//!             └─ assemble: missing, or its label cannot be read ────────────┘
+//!                                                   Shared::mark_failed
+//!             ┌─ assemble: labels agree ─▸ Good ────────────────────────▸ Failed
+//!             │                             ▴ Mirror::end_resync           ▴  ▴
+//!   opening ──┤                             │ Mirror::finish               │  │
+//!             │                             │                              │  │
+//!             ├─ assemble: older ─▸ Stale ─▸ Resyncing ────────────────────┘  │
+//!             │                    begin_resync ▴ Shared::mark_failed         │
+//!             ├─ assemble: it was resyncing ────┤                             │
+//!             └─ assemble: missing, or its label cannot be read ─────────────┘
+//!   Mirror::join of an empty copy ──────────────┘
 //! ```
+//!
+//! [`Mirror::detach`](Mirror::detach) removes a copy from any state; the last good one stays.
 //!
 //! While a mirror is assembled, a good copy becomes stale if its log shows that it is older
 //! (`Mirror::mark_stale`).
@@ -29,16 +36,24 @@
 //!
 //! # Invariants
 //!
-//! 1. At least one copy is good. If both refuse a write, the second one stays good, and the caller
+//! 1. At least one copy is good. If all refuse a write, the last one stays good, and the caller
 //!    gets the error.
-//! 2. Before a good copy becomes failed, the label of the other copy records durably that only that
-//!    one is good. The write that failed is answered afterwards. So the copy is recognised as stale
-//!    when it comes back.
-//! 3. A copy becomes good only at the end of a resync, when both have the same files and both
-//!    labels say so.
-//! 4. Clients read and write good copies only. A resync writes only to the copy that is resyncing.
-//! 5. After the assembly of a mirror that may be written, each copy is good or failed. A mirror
-//!    that is opened only for reading may have a stale copy.
+//! 2. Before a good copy becomes failed, the label of each other good copy records durably that
+//!    that one is not good. The write that failed is answered afterwards. So the copy is recognised
+//!    as stale when it comes back.
+//! 3. A copy becomes good only at the end of a resync, when it has the same files as a good one and
+//!    the labels say so.
+//! 4. Clients read good copies only.
+//! 5. After the assembly of a mirror that may be written, each copy is good, failed, or resyncing
+//!    in the background. A mirror that is opened only for reading may have a stale copy.
+//! 6. From the moment in which a copy joins, every write goes to it too, to each file that it has.
+//!    A write is answered, and stated as durable, when it is so there. So a part that the resync
+//!    has copied stays equal.
+//! 7. The cursor in the label of a resyncing copy states what is equal there durably. It is void
+//!    once that copy has missed a write: the good copies' labels record that before the write is
+//!    answered, by a higher generation, or because they do not name the copy any more.
+//! 8. A copy that was detached says so in its label, if it can still be written. No opening takes
+//!    it for a copy of the pool.
 //!
 //! # Opening
 //!
@@ -50,6 +65,8 @@
 //! | one: only itself; the other is missing | opened with one; the other one is failed |
 //! | one: both; the other is missing | the other may be newer: refused without consent |
 //! | one: not itself; the other is missing | refused |
+//! | one: only itself; the other: not itself, a cursor, and the same generation | the resync continues in the background |
+//! | one names a copy that joins, and that one has the identity that it names | the same |
 #![allow(clippy::disallowed_types)] // Copies rarely fail, and labels are rarely written.
 
 pub mod assemble;
@@ -57,6 +74,8 @@ pub mod attach;
 mod file;
 pub mod locations;
 mod log_writer;
+mod members;
+mod online;
 mod reads;
 mod resync;
 
@@ -67,17 +86,24 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
-use blockyard_volume_format::label::{BYTES, FILE, Label, SLOT_BYTES, SLOTS};
+use blockyard_volume_format::label::{self, BYTES, FILE, Joining, Label, SLOT_BYTES};
 use blockyard_volume_format::superblock;
 
 use crate::buffer::Memory;
 use crate::file::is_short;
 use crate::{
-    Copies, EventFd, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
+    EventFd, GoodCopies, Layout, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
 };
+
+use assemble::NamedCopy;
+use file::Writes;
+use members::{CopyResults, FIRST_SLOTS, Member, Members};
+use online::ResyncState;
 
 pub use file::MirrorFile;
 pub use log_writer::MirrorLogWriter;
+pub use members::{SLOTS, Side};
+pub use online::{Resync, ResyncStatus, Resynced};
 pub use reads::MirrorReads;
 
 /// The state of a copy; the head of this file has the diagram.
@@ -98,6 +124,12 @@ impl CopyState {
     #[inline]
     pub fn is_good(self) -> bool {
         self == CopyState::Good
+    }
+
+    /// Whether the copy gets every write.
+    #[inline]
+    pub(crate) fn is_written(self) -> bool {
+        matches!(self, CopyState::Good | CopyState::Resyncing)
     }
 
     /// Whether the diagram has this transition.
@@ -124,6 +156,8 @@ impl fmt::Display for CopyState {
 /// The status of a copy, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyStatus {
+    /// The number of the copy in [`crate::StoreFile::copies`].
+    pub number: usize,
     /// The path of the copy.
     pub path: String,
     /// The state.
@@ -157,7 +191,7 @@ pub trait VerifyPool {
     /// If the pool cannot be opened, or `should_continue` ends the verification.
     fn verify<D: SegmentStore>(
         &self,
-        copies: Copies<D>,
+        copies: Mirror<D>,
         segments_max: usize,
         should_continue: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, Self::Error>;
@@ -170,35 +204,40 @@ pub trait VerifyPool {
     /// If the superblock or the segments cannot be read.
     fn older_copy<D: SegmentStore>(
         &self,
-        copies: Copies<D>,
+        copies: Mirror<D>,
         behind: Option<usize>,
     ) -> Result<Option<usize>, Self::Error>;
 }
 
-/// One of the two copies.
-#[derive(Debug)]
-struct Side<D> {
-    /// `None` if the copy is missing.
-    directory: Option<D>,
-    title: String,
-    path: PathBuf,
-}
-
 /// What changes when a copy changes its state or is repaired.
-#[derive(Debug)]
-struct MirrorState {
+#[derive(Debug, Default)]
+pub(super) struct MirrorState {
+    /// Whether the copies have labels. The only copy of a pool that never had two has none.
+    has_labels: bool,
     set: [u8; 16],
     generation: u64,
-    /// Why each copy is not good.
-    why: [Option<String>; 2],
-    repaired: [u64; 2],
+    /// The identity of the pair once the copy that joins has replaced another one.
+    joining_set: [u8; 16],
+    /// The copy that was to replace another one when the pool was closed, until it is opened or
+    /// given up.
+    pending: Option<Joining>,
+    /// Why each copy is not good, by slot.
+    why: [Option<String>; SLOTS],
+    /// Repairs of each copy, by slot.
+    repaired: [u64; SLOTS],
+    /// The slot of the next copy that joins.
+    next_slot: usize,
+    /// Segments below this number are durable in the copy that is resyncing.
+    cursor: u64,
 }
 
 /// State that a mirror and its files share.
 pub(super) struct Shared<D: SegmentStore> {
-    sides: Arc<[Side<D>; 2]>,
-    /// The state of each copy. Changed with `state` locked.
-    copies: Arc<RcuCell<[CopyState; 2]>>,
+    /// The copies. Changed with `state` locked.
+    members: Arc<RcuCell<Members<D>>>,
+    /// Set when a copy has joined, or if there were two from the beginning. Until then there is one
+    /// copy, and readers need not ask for more.
+    is_several: OnceLock<()>,
     /// A copy that cannot be used, locked to keep other processes out.
     aside: OnceLock<D>,
     state: Mutex<MirrorState>,
@@ -206,6 +245,10 @@ pub(super) struct Shared<D: SegmentStore> {
     writes: bool,
     /// Memory for comparisons.
     memory: Arc<Memory>,
+    /// The ranges of the superblock that are being written: the file is opened for each write.
+    superblock_writing: Writes,
+    /// The progress of the resync in the background.
+    progress: ResyncState,
 }
 
 impl<D: SegmentStore> Shared<D> {
@@ -213,114 +256,121 @@ impl<D: SegmentStore> Shared<D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which copies are good.
-    fn good(&self) -> [bool; 2] {
-        self.copies.get().map(CopyState::is_good)
+    /// The slots of the good copies.
+    #[inline]
+    fn good(&self) -> GoodCopies {
+        if self.is_several.get().is_none() {
+            GoodCopies::ONE
+        } else {
+            self.members.get().good_slots()
+        }
     }
 
-    /// The directories of the good copies, with their numbers.
-    fn good_ones(&self) -> impl Iterator<Item = (usize, &D)> {
-        let good = self.good();
-        let sides = (0..).zip(self.sides.iter()).filter(move |(number, _)| good[*number]);
-        sides.filter_map(|(number, side)| Some((number, side.directory.as_ref()?)))
-    }
-
-    /// The copy that is resyncing.
-    fn resyncing(&self) -> Option<usize> {
-        self.copies.get().iter().position(|copy| *copy == CopyState::Resyncing)
+    /// The copies.
+    fn members(&self) -> Arc<Members<D>> {
+        self.members.get()
     }
 
     /// Changes the state of a copy.
-    fn set_copy(
-        &self,
-        state: &mut MirrorState,
-        number: usize,
-        next: CopyState,
-        why: Option<String>,
-    ) {
-        let mut copies = *self.copies.get();
-        debug_assert!(copies[1 - number].is_good(), "invariant 1: no copy is good");
+    fn set_copy(&self, state: &mut MirrorState, slot: usize, next: CopyState, why: Option<String>) {
+        let members = self.members();
+        let now = members.find(slot).map(|it| it.state);
+        debug_assert!(members.good().any(|it| it.slot != slot), "invariant 1: no copy is good");
         debug_assert!(
-            copies[number].can_become(next),
-            "a {} copy cannot become {next} (invariant 3)",
-            copies[number]
+            now.is_none_or(|now| now.can_become(next)),
+            "a {now:?} copy cannot become {next} (invariant 3)"
         );
-        copies[number] = next;
-        state.why[number] = why;
-        self.copies.update(|_| copies);
+        state.why[slot] = why;
+        self.members.update(|members| members.with_state(slot, next));
     }
 
-    /// Combines the results of an operation on each good copy. If at least one has succeeded, marks
-    /// those that have not as failed.
+    /// Combines the results of an operation on the copies. If at least one good copy has succeeded,
+    /// marks those that have not as failed.
     ///
     /// # Errors
-    /// If none has succeeded.
-    fn combine(&self, results: [Option<io::Result<()>>; 2]) -> io::Result<()> {
-        if !results.iter().any(|result| matches!(result, Some(Ok(())))) {
-            let errors = results.into_iter().flatten().find_map(Result::err);
-            return Err(errors.unwrap_or_else(|| io::Error::other("no copy is left")));
+    /// If no good copy has succeeded.
+    fn combine(&self, results: CopyResults) -> io::Result<()> {
+        let CopyResults { succeeded, failed } = results;
+        if !succeeded {
+            let error = failed.into_iter().next().map(|(_, error)| error);
+            return Err(error.unwrap_or_else(|| io::Error::other("no copy is left")));
         }
-        for (number, result) in results.into_iter().enumerate() {
-            if let Some(Err(error)) = result {
-                self.mark_failed(number, &error)?;
-            }
-        }
-        Ok(())
+        failed.into_iter().try_for_each(|(slot, error)| self.mark_failed(slot, &error))
     }
 
-    /// Marks a copy as failed. Returns when the label of the other copy records that durably.
+    /// Marks a copy as failed. Returns when the labels of the good copies record that durably.
     ///
     /// # Errors
     /// If there is no other good copy, or it cannot record the failure.
     #[cold]
-    fn mark_failed(&self, number: usize, why: &io::Error) -> io::Result<()> {
+    fn mark_failed(&self, slot: usize, why: &io::Error) -> io::Result<()> {
         let mut state = self.state();
-        let good = self.good();
-        let other = 1 - number;
-        // Invariant 1: the last good copy stays good.
-        if !good[other] {
+        let members = self.members();
+        // A copy that was detached meanwhile is not missed.
+        let Some(member) = members.find(slot) else { return Ok(()) };
+        let Some(other) = members.good().find(|it| it.slot != slot) else {
+            // Invariant 1: the last good copy stays good.
             return Err(io::Error::new(why.kind(), why.to_string()));
-        }
-        if !good[number] {
-            return Ok(());
-        }
-        // Invariant 2: the label first.
-        if self.writes {
-            state.generation = state.generation.saturating_add(1);
-            self.record(&state, other, only(other))?;
-        }
-        let (title, other_title) = (&self.sides[number].title, &self.sides[other].title);
-        tracing::error!(
-            "{title}: {why}: this copy of the pool has failed; the pool continues with \
-             `{other_title}` alone. When `{title}` works again, the next opening resyncs it"
-        );
-        self.set_copy(&mut state, number, CopyState::Failed, Some(why.to_string()));
+        };
+        let (title, other_title) = (&member.side.title, &other.side.title);
+        let what = match member.state {
+            CopyState::Good => "this copy of the pool has failed",
+            CopyState::Resyncing => "the resync of this copy has failed",
+            CopyState::Stale | CopyState::Failed => return Ok(()),
+        };
+        // Invariants 2 and 7: the labels first.
+        self.record_failure(&mut state, member)?;
+        let again = match member.state {
+            CopyState::Good => format!("When `{title}` works again, the next opening resyncs it"),
+            _ => format!("`blockyard pool detach` removes `{title}`"),
+        };
+        tracing::error!("{title}: {why}: {what}; the pool continues with `{other_title}`. {again}");
+        self.set_copy(&mut state, slot, CopyState::Failed, Some(why.to_string()));
         Ok(())
     }
 
-    /// Writes durably to the label of a copy which copies are good.
-    fn record(&self, state: &MirrorState, number: usize, good: [bool; 2]) -> io::Result<()> {
-        let label = Label {
-            set: state.set,
-            number,
-            generation: state.generation,
-            good,
-            other: self.sides[1 - number].path.clone(),
-        };
-        let directory = self.sides[number].directory.as_ref();
-        write_label(directory.ok_or(io::ErrorKind::NotFound)?, &label)
+    /// Records durably in the labels of the other good copies that a copy is not good, and that it
+    /// does not join any more.
+    fn record_failure(&self, state: &mut MirrorState, member: &Member<D>) -> io::Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
+        if member.replaces.is_none() {
+            state.generation = state.generation.saturating_add(1);
+        }
+        let without = self.members().with_state(member.slot, CopyState::Failed);
+        self.record_all(state, &without)
+    }
+
+    /// Writes durably to the labels of the good copies which copies are good.
+    fn record_all(&self, state: &MirrorState, members: &Members<D>) -> io::Result<()> {
+        members.good().try_for_each(|member| self.record(state, members, member, None))
+    }
+
+    /// Writes the label of a copy durably.
+    fn record(
+        &self,
+        state: &MirrorState,
+        members: &Members<D>,
+        member: &Member<D>,
+        cursor: Option<u64>,
+    ) -> io::Result<()> {
+        if !state.has_labels {
+            return Ok(());
+        }
+        let directory = member.side.directory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        write_label(directory, &members.label(state, member, cursor))
     }
 
     /// Counts a repair in a copy.
-    fn repaired(&self, number: usize) {
-        self.state().repaired[number] += 1;
+    fn repaired(&self, slot: usize) {
+        self.state().repaired[slot] += 1;
     }
 }
 
 impl<D: SegmentStore> fmt::Debug for Shared<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sides = [&self.sides[0].title, &self.sides[1].title];
-        f.debug_struct("Mirror").field("sides", &sides).field("copies", &self.copies.get()).finish()
+        f.debug_struct("Mirror").field("members", &self.members()).finish()
     }
 }
 
@@ -336,7 +386,7 @@ fn write_label<D: SegmentStore>(directory: &D, label: &Label) -> io::Result<()> 
         label.print(slot);
     }
     let write = |file: &D::File| {
-        (0..SLOTS).try_for_each(|slot| {
+        (0..label::SLOTS).try_for_each(|slot| {
             let at = slot * SLOT_BYTES;
             file.write_at(at as u64, &[&bytes[at..at + SLOT_BYTES]])?;
             file.sync()
@@ -355,33 +405,83 @@ fn write_label<D: SegmentStore>(directory: &D, label: &Label) -> io::Result<()> 
     directory.sync_names()
 }
 
-/// Two copies of a pool.
+/// The copies of a pool.
 #[derive(Debug)]
 pub struct Mirror<D: SegmentStore>(Arc<Shared<D>>);
 
 impl<D: SegmentStore> Mirror<D> {
-    /// The directories of the copies that are present, in the order in which they were named.
-    pub fn directories(&self) -> impl Iterator<Item = &D> {
-        self.0.sides.iter().filter_map(|side| side.directory.as_ref())
+    /// The only copy of a pool that has no label. Another one may join.
+    pub fn single(directory: D, path: impl Into<PathBuf>) -> Mirror<D> {
+        let given = NamedCopy { directory: Some(directory), path: path.into() };
+        let member = Member::new(0, 0, CopyState::Good, given);
+        let state = MirrorState { next_slot: FIRST_SLOTS, ..MirrorState::default() };
+        Mirror::of(Members::new(vec![member]), state, true)
     }
 
-    /// The directories of the good copies.
-    pub fn used(&self) -> impl Iterator<Item = &D> {
-        self.0.good_ones().map(|(_, directory)| directory)
+    fn of(members: Members<D>, state: MirrorState, writes: bool) -> Mirror<D> {
+        let is_several = OnceLock::new();
+        if members.list().len() > 1 {
+            _ = is_several.set(());
+        }
+        Mirror(Arc::new(Shared {
+            members: Arc::new(RcuCell::new(members)),
+            is_several,
+            aside: OnceLock::new(),
+            state: Mutex::new(state),
+            writes,
+            memory: Memory::new(4 << 20),
+            superblock_writing: Writes::default(),
+            progress: ResyncState::default(),
+        }))
     }
 
-    /// Applies an operation to the directory of each good copy.
+    /// The copies that are present, in the order of their slots.
+    pub fn sides(&self) -> Vec<Arc<Side<D>>> {
+        let members = self.0.members();
+        let present = members.list().iter().filter(|it| it.side.directory.is_some());
+        present.map(|it| Arc::clone(&it.side)).collect()
+    }
+
+    /// The paths of all copies, also of missing ones.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.0.members().list().iter().map(|it| it.side.path.clone()).collect()
+    }
+
+    /// The good copies.
+    pub fn used(&self) -> Vec<Arc<Side<D>>> {
+        self.0.members().good().map(|it| Arc::clone(&it.side)).collect()
+    }
+
+    /// Applies an operation to the directory of each copy that is written.
     fn each(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
-        let mut results = [None, None];
-        for (number, directory) in self.0.good_ones() {
-            results[number] = Some(what(directory));
+        let members = self.0.members();
+        let mut results = CopyResults::default();
+        for member in members.written() {
+            results.add(member, what(member.directory()));
         }
         self.0.combine(results)
     }
 
-    fn file(&self, name: &str, files: [Option<D::File>; 2]) -> MirrorFile<D> {
+    /// Applies an operation to the file of a name in each copy that is written. A copy that has
+    /// joined may not have a file that was begun before; it gets that one by the resync, or when
+    /// the file is opened.
+    fn each_name(&self, what: impl Fn(&D) -> io::Result<()>) -> io::Result<()> {
+        let members = self.0.members();
+        let mut results = CopyResults::default();
+        for member in members.written() {
+            match what(member.directory()) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound
+                        && (member.state == CopyState::Resyncing || member.has_joined()) => {}
+                done => results.add(member, done),
+            }
+        }
+        self.0.combine(results)
+    }
+
+    fn file(&self, name: &str, files: Vec<(usize, D::File)>) -> MirrorFile<D> {
         let name = name.strip_suffix(".new").unwrap_or(name);
-        MirrorFile::new(&self.0, name, files.map(|file| file.map(Arc::new)))
+        MirrorFile::new(&self.0, name, files)
     }
 }
 
@@ -395,37 +495,46 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
     type File = MirrorFile<D>;
 
     fn open(&self, name: &str) -> io::Result<Option<MirrorFile<D>>> {
-        let (mut files, mut results) = ([None, None], [None, None]);
-        for (number, directory) in self.0.good_ones() {
-            match directory.open(name) {
+        let members = self.0.members();
+        let (mut files, mut results) = (Vec::new(), CopyResults::default());
+        for member in members.good() {
+            match member.directory().open(name) {
                 // A missing descriptor says nothing about the copy.
                 Err(error) if is_short(&error) => return Err(error),
-                opened => results[number] = Some(opened.map(|file| files[number] = file)),
+                Ok(file) => {
+                    files.extend(file.map(|file| (member.slot, file)));
+                    results.add(member, Ok(()));
+                }
+                Err(error) => results.add(member, Err(error)),
             }
         }
         self.0.combine(results)?;
-        if files.iter().all(Option::is_none) {
+        if files.is_empty() {
             return Ok(None);
         }
-        self.complete(name, &mut files)?;
-        if let Some(number) = self.0.resyncing()
-            && let Some(directory) = &self.0.sides[number].directory
-        {
-            files[number] = directory.open(name).ok().flatten();
+        self.complete(name, &members, &mut files)?;
+        for member in members.resyncing() {
+            let found = member.directory().open(name).ok().flatten();
+            files.extend(found.map(|file| (member.slot, file)));
         }
         Ok(Some(self.file(name, files)))
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<MirrorFile<D>> {
-        let (mut files, mut results) = ([None, None], [None, None]);
-        for (number, directory) in self.0.good_ones() {
-            match directory.create(name, len) {
-                // The file is made in both copies or in none: a full copy has not failed.
+        let members = self.0.members();
+        let (mut files, mut results) = (Vec::new(), CopyResults::default());
+        for member in members.written() {
+            match member.directory().create(name, len) {
+                // The file is made in all copies or in none: a full copy has not failed.
                 Err(error) if is_full(&error) => {
                     _ = self.remove(name);
                     return Err(error);
                 }
-                made => results[number] = Some(made.map(|file| files[number] = Some(file))),
+                Ok(file) => {
+                    files.push((member.slot, file));
+                    results.add(member, Ok(()));
+                }
+                Err(error) => results.add(member, Err(error)),
             }
         }
         self.0.combine(results)?;
@@ -433,18 +542,18 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.each(|directory| directory.rename(from, to))
+        self.each_name(|directory| directory.rename(from, to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.each(|directory| directory.remove(name))
+        self.each_name(|directory| directory.remove(name))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        let mut names = BTreeSet::new();
-        let (mut results, good) = ([None, None], self.0.good_ones());
-        for (number, directory) in good {
-            results[number] = Some(directory.names().map(|own| names.extend(own)));
+        let members = self.0.members();
+        let (mut names, mut results) = (BTreeSet::new(), CopyResults::default());
+        for member in members.good() {
+            results.add(member, member.directory().names().map(|own| names.extend(own)));
         }
         self.0.combine(results)?;
         Ok(names.into_iter().collect())
@@ -455,46 +564,48 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
     }
 
     fn erase(&self) -> io::Result<()> {
-        let copies = self.0.sides.iter().filter_map(|side| side.directory.as_ref());
-        // First neither has a superblock any more: an interrupted removal must not look like a lost
+        let sides = self.sides();
+        let copies = || sides.iter().filter_map(|side| side.directory.as_ref());
+        // First none has a superblock any more: an interrupted removal must not look like a lost
         // copy. An error is found again when the copy is erased.
-        for copy in copies.clone() {
+        for copy in copies().filter(|_| sides.len() > 1) {
             let new = format!("{}.new", superblock::FILE);
             _ = copy.rename(superblock::FILE, &new).and_then(|()| copy.sync_names());
         }
-        // If one copy cannot be erased, the other one still is.
-        let erased: Vec<_> = copies.map(SegmentFiles::erase).collect();
+        // If one copy cannot be erased, the other ones still are.
+        let erased: Vec<_> = copies().map(SegmentFiles::erase).collect();
         erased.into_iter().collect()
     }
 
     fn discards(&self) -> bool {
-        self.0.good_ones().any(|(_, directory)| directory.discards())
+        self.0.members().good().any(|member| member.directory().discards())
     }
 
     fn discard(&self, file: &MirrorFile<D>) {
-        for (number, directory) in self.0.good_ones().filter(|(_, it)| it.discards()) {
-            if let Some(file) = file.side(number) {
-                directory.discard(file);
+        let members = self.0.members();
+        for member in members.good().filter(|it| it.directory().discards()) {
+            if let Some(file) = file.side(member.slot) {
+                member.directory().discard(file);
             }
         }
     }
 
     /// A copy that cannot give its space back keeps it, which does not affect its data.
     fn deallocate(&self, file: &MirrorFile<D>) -> io::Result<()> {
-        let mut given = self
-            .0
-            .good_ones()
-            .filter_map(|(number, directory)| Some(directory.deallocate(file.side(number)?)));
+        let members = self.0.members();
+        let mut given =
+            members.good().filter_map(|it| Some(it.directory().deallocate(file.side(it.slot)?)));
         given.try_for_each(|given| given)
     }
 
     fn allocate(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
-        let mut results = [None, None];
-        for (number, directory) in self.0.good_ones() {
-            let Some(side) = file.side(number) else { continue };
-            match directory.allocate(side, len) {
+        let members = self.0.members();
+        let mut results = CopyResults::default();
+        for member in members.written() {
+            let Some(side) = file.side(member.slot) else { continue };
+            match member.directory().allocate(side, len) {
                 Err(error) if is_full(&error) => return Err(error),
-                filled => results[number] = Some(filled),
+                filled => results.add(member, filled),
             }
         }
         self.0.combine(results)
@@ -503,9 +614,25 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
 
 impl<D: SegmentStore> StoreLocation for Mirror<D> {
     fn title(&self) -> String {
-        let good = self.0.good();
-        let titles = self.0.sides.iter().zip(good).filter(|(_, good)| *good);
-        titles.map(|(side, _)| side.title.as_str()).collect::<Vec<_>>().join(",")
+        let members = self.0.members();
+        let titles: Vec<&str> = members.good().map(|it| it.side.title.as_str()).collect();
+        titles.join(",")
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        let members = self.0.members();
+        let mut written = members.written();
+        written.try_fold(wanted, |wanted, member| member.directory().set_layout(wanted, is_new))
+    }
+
+    fn segments_max(&self) -> usize {
+        let members = self.0.members();
+        members.written().map(|it| it.directory().segments_max()).min().unwrap_or(usize::MAX)
+    }
+
+    fn growth_bytes(&self) -> u64 {
+        let members = self.0.members();
+        members.written().map(|it| it.directory().growth_bytes()).min().unwrap_or(u64::MAX)
     }
 
     fn check_location(&self) -> io::Result<()> {
@@ -513,8 +640,9 @@ impl<D: SegmentStore> StoreLocation for Mirror<D> {
     }
 
     fn fresh_id(&self) -> io::Result<[u8; 16]> {
-        let mut good = self.0.good_ones();
-        good.next().ok_or_else(|| io::Error::other("no copy is left"))?.1.fresh_id()
+        let members = self.0.members();
+        let mut good = members.good();
+        good.next().ok_or_else(|| io::Error::other("no copy is left"))?.directory().fresh_id()
     }
 }
 
@@ -523,37 +651,29 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
     type Reads = MirrorReads<D>;
 
     fn copy_status(&self) -> Vec<CopyStatus> {
-        let (state, copies) = (self.0.state(), self.0.copies.get());
-        let status = |(number, side): (usize, &Side<D>)| CopyStatus {
-            path: side.title.clone(),
-            state: copies[number],
-            why: state.why[number].clone(),
-            repaired: state.repaired[number],
+        let (state, members) = (self.0.state(), self.0.members());
+        let status = |member: &Member<D>| CopyStatus {
+            number: member.slot,
+            path: member.side.title.clone(),
+            state: member.state,
+            why: state.why[member.slot].clone(),
+            repaired: state.repaired[member.slot],
         };
-        self.0.sides.iter().enumerate().map(status).collect()
+        match members.list() {
+            [_] => Vec::new(),
+            list => list.iter().map(status).collect(),
+        }
     }
 
     fn reports_sync_error_to_all(&self) -> bool {
-        self.0.good_ones().all(|(_, directory)| directory.reports_sync_error_to_all())
+        self.0.members().written().all(|it| it.directory().reports_sync_error_to_all())
     }
 
     fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {
-        let good = self.0.good();
-        let log_writers = std::array::from_fn(|number| {
-            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
-            let mut log_writer = directory.log_writer(scratch.and_then(|file| file.side(number)));
-            log_writer.submit_at_once();
-            Some(log_writer)
-        });
-        MirrorLogWriter::new(&self.0, log_writers)
+        MirrorLogWriter::new(&self.0, scratch)
     }
 
     fn reads(&self, event_fd: Option<&EventFd>) -> MirrorReads<D> {
-        let good = self.0.good();
-        let reads = std::array::from_fn(|number| {
-            let directory = self.0.sides[number].directory.as_ref().filter(|_| good[number])?;
-            Some(directory.reads(event_fd))
-        });
-        MirrorReads::new(RcuReader::new(&self.0.copies), reads)
+        MirrorReads::new(RcuReader::new(&self.0.members), event_fd)
     }
 }

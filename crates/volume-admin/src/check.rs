@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use blockyard_store::{Copies, PoolBacking, PoolPaths, SegmentStore, is_pool, no_pool};
+use blockyard_store::{Mirror, PoolBacking, PoolPaths, SegmentStore, is_pool, no_pool};
 use blockyard_volume::verify::{PoolVerifier, Report, verify};
 use blockyard_volume::{Options, ReadOnlyPool, VolumeError, address_space};
 
@@ -26,7 +26,7 @@ pub fn check(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Report, Volum
 /// # Errors
 /// As [`check`].
 pub fn check_in<D: SegmentStore>(
-    directory: Copies<D>,
+    directory: Mirror<D>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
     verify(directory, false, usize::MAX, &mut |bytes| {

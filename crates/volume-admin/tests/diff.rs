@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_store::Copies;
+use blockyard_store::Mirror;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::SimulatedStore;
@@ -13,7 +13,7 @@ use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Options, Running};
 use blockyard_volume_admin::diff::{DiffRange, diff};
 
-type Store = Copies<SimulatedStore>;
+type Store = Mirror<SimulatedStore>;
 type Pool = Arc<Running<Store>>;
 
 /// Random histories.
@@ -44,7 +44,7 @@ fn open(directory: &SimulatedDirectory) -> Pool {
         map_cache_bytes: 16 << 10,
         ..Options::default()
     };
-    Running::start(Copies::One(SimulatedStore::new(directory)), options).unwrap()
+    Running::start(Mirror::single(SimulatedStore::new(directory), "pool"), options).unwrap()
 }
 
 fn handle(pool: &Pool, name: &str) -> VolumeHandle<Store> {

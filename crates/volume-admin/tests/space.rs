@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_store::Copies;
+use blockyard_store::Mirror;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::SimulatedStore;
@@ -20,7 +20,7 @@ use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::entry::Entry;
 use blockyard_volume_format::superblock::{self, SLOT_BYTES, Superblock};
 
-type Store = Copies<SimulatedStore>;
+type Store = Mirror<SimulatedStore>;
 type Pool = Arc<Running<Store>>;
 
 /// Random histories.
@@ -47,7 +47,7 @@ fn open(directory: &SimulatedDirectory) -> Pool {
         map_cache_bytes: 16 << 10,
         ..Options::default()
     };
-    Running::start(Copies::One(SimulatedStore::new(directory)), options).unwrap()
+    Running::start(Mirror::single(SimulatedStore::new(directory), "pool"), options).unwrap()
 }
 
 /// A volume that is open for writing.

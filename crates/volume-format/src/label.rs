@@ -31,15 +31,32 @@ pub fn is_marked(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// The version that this program writes and reads.
-pub const VERSION: u32 = 1;
+/// The newest version that this program writes and reads. A label without a resync is of version 1,
+/// so that older programs read it.
+pub const VERSION: u32 = 2;
 
 const WHAT: &str = "label of a copy";
 const MAGIC: [u8; 8] = *b"BLKYCPY\n";
-const SEAL: BlockHeader =
-    BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: VERSION };
-/// Offset of the path; the bytes after it are zero.
+const SEAL: BlockHeader = BlockHeader { what: WHAT, magic: MAGIC, version: VERSION, oldest: 1 };
+/// Offset of the path; the bytes after it are zero, or the path of the copy that joins.
 const PATH: usize = 56;
+/// Offset of the length of the path of the copy that joins.
+const JOINING_LEN: usize = 4056;
+/// Offset of the cursor plus 1; 0 if the copy does not join.
+const CURSOR: usize = 4064;
+/// Offset of the identity that the pair gets when the copy has joined.
+const JOINING_SET: usize = 4072;
+/// End of the fields of version 2.
+const END: usize = JOINING_SET + 16;
+
+/// A copy that is being made equal while the pool is in use, and then replaces another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joining {
+    /// The path of the copy.
+    pub path: PathBuf,
+    /// The identity of the pair of which it will be a copy.
+    pub set: [u8; 16],
+}
 
 /// The label of one mirror copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +69,22 @@ pub struct Label {
     pub generation: u64,
     /// Which of the two copies are good, as far as this copy knows.
     pub good: [bool; 2],
-    /// The path at which the other copy is, or was.
+    /// The path at which the other copy is, or was; empty if there is none. In the label of a copy
+    /// that was detached, the path of one that still belongs to the pool.
     pub other: PathBuf,
+    /// The copy that will replace one of these two.
+    pub joining: Option<Joining>,
+    /// In a copy that is being made equal while the pool is in use: segments below this number are
+    /// equal, provided that the generation is that of the good copy.
+    pub cursor: Option<u64>,
 }
 
 impl Label {
+    /// Whether the copy was detached: no copy is good, as far as it knows.
+    pub fn is_detached(&self) -> bool {
+        self.good == [false, false]
+    }
+
     /// Whether this copy is good, as far as it knows.
     pub fn is_good(&self) -> bool {
         self.good[self.number]
@@ -70,10 +98,12 @@ impl Label {
     /// Writes the label as one slot.
     ///
     /// # Panics
-    /// If `bytes` is shorter than a slot, or the path is too long; callers check the path.
+    /// If `bytes` is shorter than a slot, or the paths are too long; callers check the paths.
     pub fn print(&self, bytes: &mut [u8]) {
         let path = self.other.as_os_str().as_bytes();
-        assert!(path.len() <= PATH_BYTES_MAX, "the path is too long");
+        let joining = self.joining.as_ref().map(|it| it.path.as_os_str().as_bytes());
+        let joining_len = joining.map_or(0, <[u8]>::len);
+        assert!(path.len() + joining_len <= PATH_BYTES_MAX, "the path is too long");
         let bytes = &mut bytes[..SLOT_BYTES];
         bytes.fill(0);
         put_u32(bytes, 20, self.number as u32);
@@ -82,7 +112,15 @@ impl Label {
         put_u32(bytes, 48, u32::from(self.good[0]) | u32::from(self.good[1]) << 1);
         put_u32(bytes, 52, path.len() as u32);
         bytes[PATH..PATH + path.len()].copy_from_slice(path);
-        SEAL.put(bytes);
+        if let Some(Joining { path: joining, set }) = &self.joining {
+            let at = PATH + path.len();
+            bytes[at..at + joining_len].copy_from_slice(joining.as_os_str().as_bytes());
+            put_u32(bytes, JOINING_LEN, joining_len as u32);
+            bytes[JOINING_SET..END].copy_from_slice(set);
+        }
+        put_u64(bytes, CURSOR, self.cursor.map_or(0, |cursor| cursor.saturating_add(1)));
+        let is_plain = self.joining.is_none() && self.cursor.is_none();
+        BlockHeader { version: if is_plain { 1 } else { VERSION }, ..SEAL }.put(bytes);
     }
 
     /// Parses a slot.
@@ -108,15 +146,31 @@ impl Label {
             return Err(impossible("path length", len.into(), "4000 at most"));
         }
         let (path, rest) = bytes[PATH..].split_at(len as usize);
-        if let Some(byte) = rest.iter().find(|byte| **byte != 0) {
-            return Err(impossible("a reserved byte", u64::from(*byte), "0"));
+        // Version 1 has zeros in the place of the other fields.
+        let joining_len = u32_at(bytes, JOINING_LEN);
+        let is_new = u32_at(bytes, 16) > 1;
+        if is_new && joining_len as usize > PATH_BYTES_MAX - path.len() {
+            return Err(impossible("path length", joining_len.into(), "4000 at most, of both"));
         }
+        let (joining, rest) = rest.split_at(if is_new { joining_len as usize } else { 0 });
+        let (rest, fields) = rest.split_at(rest.len() - (SLOT_BYTES - JOINING_LEN));
+        let reserved = rest.iter().chain(&fields[4..8]).chain(&fields[END - JOINING_LEN..]);
+        let reserved = reserved.chain(if is_new { &[] } else { fields });
+        if let Some(byte) = reserved.copied().find(|byte| *byte != 0) {
+            return Err(impossible("a reserved byte", byte.into(), "0"));
+        }
+        let joining = (!joining.is_empty()).then(|| Joining {
+            path: OsString::from_vec(joining.to_vec()).into(),
+            set: bytes[JOINING_SET..END].try_into().expect("sixteen bytes are sixteen bytes"),
+        });
         Ok(Label {
             set: bytes[24..40].try_into().expect("sixteen bytes are sixteen bytes"),
             number: number as usize,
             generation: u64_at(bytes, 40),
             good: [good & 1 != 0, good & 2 != 0],
             other: OsString::from_vec(path.to_vec()).into(),
+            joining,
+            cursor: u64_at(bytes, CURSOR).checked_sub(1),
         })
     }
 
@@ -152,6 +206,8 @@ mod tests {
             generation,
             good: [true, false],
             other: "/srv/a".into(),
+            joining: None,
+            cursor: None,
         }
     }
 
@@ -165,6 +221,24 @@ mod tests {
     fn printing_and_parsing_round_trip() {
         assert_eq!(Label::parse(&printed(7)), Ok(label(7)));
         assert!(!label(7).is_good() && label(7).is_other_good());
+    }
+
+    #[test]
+    fn a_resync_makes_the_label_a_newer_version() {
+        let mut bytes = vec![0; SLOT_BYTES];
+        let mut round_trip = |label: &Label| {
+            label.print(&mut bytes);
+            (Label::parse(&bytes), u32_at(&bytes, 16))
+        };
+        let joining = Joining { path: "/srv/c".into(), set: *b"fedcba9876543210" };
+        for (joining, cursor) in [(Some(joining.clone()), None), (None, Some(0)), (None, Some(9))] {
+            let label = Label { joining, cursor, ..label(3) };
+            assert_eq!(round_trip(&label), (Ok(label.clone()), 2));
+        }
+        assert_eq!(round_trip(&label(3)).1, 1);
+        let longest = PathBuf::from("x".repeat(PATH_BYTES_MAX - 6));
+        let label = Label { other: longest, joining: Some(joining), ..label(3) };
+        assert_eq!(round_trip(&label), (Ok(label.clone()), 2));
     }
 
     #[test]

@@ -265,7 +265,8 @@ impl<D: SegmentStore> Volume<D> {
 
 /// Refuses a pool that is already open with other parameters than those of this volume.
 fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
-    let path = running.path().display();
+    let path = running.path();
+    let path = path.display();
     let differs = |field, value: String, is: &dyn fmt::Display| {
         let wanted = format!(
             "`{is}`, as `{path}` is open already for another volume: all volumes of a pool share it"

@@ -38,6 +38,7 @@ pub mod record;
 pub mod recovery;
 mod relocate;
 mod repairs;
+pub mod resync;
 mod roots;
 pub mod running;
 pub mod segments;

@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blockyard_store::mirror::locations::has_copy;
 use blockyard_store::{PoolBacking, PoolPaths, Purpose, SegmentStore, StoreError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use blockyard_volume_format::properties::Properties;
@@ -21,6 +22,7 @@ use crate::error::VolumeError;
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::record::{Body, Record};
+use crate::resync::Background;
 use crate::settings::OpenDevice;
 use crate::verify::PoolVerifier;
 
@@ -93,6 +95,12 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     taken: Mutex<BTreeSet<u32>>,
     /// The volumes that are devices, by their numbers.
     devices: Mutex<BTreeMap<u32, OpenDevice>>,
+    /// The resync of a copy that has joined.
+    background: Background,
+    /// The control socket of the daemon, once it was announced.
+    control: Mutex<Option<PathBuf>>,
+    /// Paths of copies that were detached: a configuration may still name them.
+    former: Mutex<Vec<PathBuf>>,
     /// Whether this opening made the pool.
     is_new: bool,
     /// Directories that this opening made, a directory before its parent.
@@ -103,6 +111,22 @@ pub struct Running<D: SegmentStore = PoolBacking> {
 
 fn pools() -> MutexGuard<'static, HashMap<PathBuf, Place>> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The open pool of which a copy was at one of these paths until it was detached, if no other pool
+/// is there now. The path may be that of a disk that is gone, so nothing is made there.
+fn by_former_path(given: &PoolPaths) -> Option<Arc<Running>> {
+    let mut open: Vec<Arc<Running>> = pools().values().filter_map(Place::running).collect();
+    let is_former = |open: &Arc<Running>| {
+        given.all().iter().any(|path| {
+            let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let former = open.former.lock().unwrap_or_else(PoisonError::into_inner);
+            let was_there = former.contains(&real) || former.contains(path);
+            was_there && !open.has_copy_at(&real) && !has_copy(&real)
+        })
+    };
+    let at = open.iter().position(is_former)?;
+    Some(open.swap_remove(at))
 }
 
 /// Removes directories that are empty.
@@ -126,6 +150,18 @@ impl Running {
     /// If the pool cannot be opened.
     pub fn open_places(given: &PoolPaths, options: Options) -> Result<Arc<Running>, VolumeError> {
         address_space::check(&options)?;
+        if let Some(open) = by_former_path(given) {
+            return Ok(open);
+        }
+        let now = given.current()?;
+        let former = given.all().into_iter().filter(|path| !now.all().contains(path)).collect();
+        let running = Running::open_current(&now, options)?;
+        running.add_former(former);
+        Ok(running)
+    }
+
+    /// Opens a pool by the paths of copies that belong to it.
+    fn open_current(given: &PoolPaths, options: Options) -> Result<Arc<Running>, VolumeError> {
         let new = given.missing_directories();
         let given = given.canonical()?;
         Running::open_canonical(&given, options, &new).inspect_err(|_| remove_empty(&new))
@@ -142,10 +178,16 @@ impl Running {
         let opening = loop {
             let mut pools = pools();
             pools.retain(|_, place| place.is_taken());
-            match places.iter().find_map(|place| pools.get(place)).map(Place::running) {
-                Some(Some(open)) => return Ok(open),
+            let found = |place: &PathBuf| Some((place.clone(), pools.get(place)?.running()));
+            match places.iter().find_map(found) {
+                // The copy there was detached.
+                Some((place, Some(open))) if !open.has_copy_at(&place) => {
+                    pools.remove(&place);
+                    continue;
+                }
+                Some((_, Some(open))) => return Ok(open),
                 // Another thread is opening this pool. Wait, without holding the lock.
-                Some(None) => {}
+                Some((_, None)) => {}
                 None => {
                     let opening = |place: &PathBuf| (place.clone(), Place::Opening);
                     pools.extend(places.iter().map(opening));
@@ -168,23 +210,31 @@ impl Running {
         let directory = taken.assemble(given.degraded, &PoolVerifier)?;
         let running = Running::start_in(directory, options, new_directories.to_vec())?;
         if !running.pool.segments().directory().is_direct() {
-            let path = running.path().display();
-            tracing::warn!("{path}: no direct I/O there; through the page cache");
+            let path = running.path();
+            tracing::warn!("{}: no direct I/O there; through the page cache", path.display());
         }
         running.forget_all();
         opening.done(&running);
+        running.start_resync()?;
         Ok(running)
     }
 
     /// The path of the pool.
-    pub fn path(&self) -> &Path {
+    pub fn path(&self) -> PathBuf {
         self.pool.segments().directory().path()
     }
 
-    /// Whether one of the pool's copies is in the directory `path`.
+    /// Whether one of the pool's copies is in the directory `path`, or was when the configuration
+    /// was written and nothing else is there now.
     pub fn is_at(&self, path: &Path) -> bool {
-        let places = self.pool.segments().directory().directories();
-        places.into_iter().any(|directory| directory.path() == path)
+        let former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.segments().directory().sides().iter().any(|side| side.path == path)
+            || former.iter().any(|it| it == path) && !has_copy(path)
+    }
+
+    /// Whether one of the pool's copies is at `path`, or is missing there.
+    fn has_copy_at(&self, path: &Path) -> bool {
+        self.pool.segments().directory().paths().iter().any(|it| it == path)
     }
 
     /// Publishes the control socket of the daemon that has this pool open.
@@ -193,7 +243,28 @@ impl Running {
     /// If the system refuses to write it to the lock file.
     pub fn announce(&self, control: &Path) -> Result<(), VolumeError> {
         self.pool.segments().directory().announce(control)?;
+        *self.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control.to_owned());
         Ok(())
+    }
+
+    /// Makes this process find the pool by the path of a copy that has joined, and others find the
+    /// daemon.
+    pub(crate) fn add_place(&self, path: PathBuf) {
+        let is_this = |place: &Place| {
+            let open = place.running();
+            open.filter(|open| std::ptr::eq(&raw const **open, self)).map(|it| Arc::downgrade(&it))
+        };
+        let mut pools = pools();
+        if let Some(this) = pools.values().find_map(is_this) {
+            pools.insert(path, Place::Open(this));
+        }
+        drop(pools);
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(control) = control
+            && let Err(error) = self.announce(&control)
+        {
+            tracing::warn!("other processes do not find this one by the new copy: {error}");
+        }
     }
 }
 
@@ -234,6 +305,9 @@ impl<D: SegmentStore> Running<D> {
             thread: Some(thread),
             taken: Mutex::new(BTreeSet::new()),
             devices: Mutex::new(BTreeMap::new()),
+            background: Background::default(),
+            control: Mutex::new(None),
+            former: Mutex::new(Vec::new()),
             is_new,
             new_directories,
             erase_if_empty: AtomicBool::new(false),
@@ -277,6 +351,21 @@ impl<D: SegmentStore> Running<D> {
             tracing::warn!("parts of the new pool `{}` stay: {error}", directory.title());
         }
         remove_empty(&self.new_directories);
+    }
+
+    /// Remembers the paths of copies that do not belong to the pool any more.
+    pub(crate) fn add_former(&self, paths: Vec<PathBuf>) {
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.into_iter().for_each(|path| {
+            if !former.contains(&path) {
+                former.push(path);
+            }
+        });
+    }
+
+    /// The resync of a copy that has joined.
+    pub(crate) fn background(&self) -> &Background {
+        &self.background
     }
 
     /// The pool.
@@ -354,6 +443,7 @@ impl<D: SegmentStore> Drop for Held<'_, D> {
 /// Closes the pool: makes everything durable, and unlocks the directory for other processes.
 impl<D: SegmentStore> Drop for Running<D> {
     fn drop(&mut self) {
+        self.background.stop();
         self.pool.send(Record::of(Body::Stop, None));
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -17,7 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::Bytes;
 use blockyard_store::buffer::{ALIGN, Buffer, Memory};
-use blockyard_store::{GoodCopies, Pin, SegmentStore, StoreFile, is_short};
+use blockyard_store::{
+    GoodCopies, Mirror, Pin, SegmentStore, StoreFile, StoreLocation as _, is_short,
+};
 use blockyard_sync::counter::Counter;
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 use blockyard_volume_format::bytes::crc;
@@ -41,6 +43,8 @@ pub type Files<F> = Vec<Arc<F>>;
 pub struct Segments<D: SegmentStore> {
     directory: D,
     bytes: u32,
+    /// Most segments, whatever the size of the disks.
+    count_limit: usize,
     files: Arc<RcuCell<Files<D::File>>>,
     table: Mutex<Table>,
     /// Keeps the segments open that are being written, so that they keep their descriptors until
@@ -308,8 +312,8 @@ impl<D: SegmentStore> Segments<D> {
     /// If a segment cannot be opened, or is missing.
     pub fn open(directory: D, bytes: u32, count_max: usize) -> Result<Segments<D>, VolumeError> {
         // Limit by the addresses that an entry can express.
-        let count_max = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
-        let count_max = count_max.min(directory.segments_max());
+        let count_limit = count_max.min((ADDRESS_END / u64::from(bytes)) as usize);
+        let count_max = count_limit.min(directory.segments_max());
         let mut files = Vec::new();
         while files.len() < count_max {
             let name = segment_name(files.len());
@@ -338,6 +342,7 @@ impl<D: SegmentStore> Segments<D> {
         let segments = Segments {
             directory,
             bytes,
+            count_limit,
             files,
             table,
             pins,
@@ -693,6 +698,16 @@ impl<D: SegmentStore> Segments<D> {
     pub fn sync(&self, segment: u32) -> io::Result<()> {
         let files = self.files.get();
         files.get(segment as usize).ok_or(io::ErrorKind::UnexpectedEof)?.sync()
+    }
+}
+
+impl<S: SegmentStore> Segments<Mirror<S>> {
+    /// Notes that a copy has left the pool: closes its files, and grows into larger disks if all
+    /// that are left are larger.
+    pub fn renew(&self) {
+        self.files.update(|files| files.iter().map(|file| Arc::new(file.renewed())).collect());
+        self.table().grow(self.count_limit.min(self.directory.segments_max()));
+        self.measure_outside_space();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The state of a pool, open or not: its space, its copies and its counters, for metrics and for
 //! `show`.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockyard_store::{CopyStatus, PoolBacking, SegmentStore as _};
@@ -105,7 +105,7 @@ impl ReadOnlyPool<PoolBacking> {
     }
 
     /// The path of the pool.
-    pub fn path(&self) -> &Path {
+    pub fn path(&self) -> PathBuf {
         self.segments.directory().path()
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blockyard_store::buffer::{Buffer, Memory};
 use blockyard_store::mirror::{CopyStatus, Verified, VerifyPool};
-use blockyard_store::{Copies, SegmentStore, StoreFile};
+use blockyard_store::{Mirror, SegmentStore, StoreFile};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Entry, STORED_MAX};
 use blockyard_volume_format::sealed::encrypted_len;
@@ -76,7 +76,7 @@ pub struct Report {
 /// # Errors
 /// If the pool is too damaged to be opened, and [`VolumeError::Stopped`] if `goes_on` ends it.
 pub fn verify<D: SegmentStore>(
-    directory: Copies<D>,
+    directory: Mirror<D>,
     mends: bool,
     segments_max: usize,
     goes_on: &mut dyn FnMut(u64) -> bool,
@@ -112,7 +112,7 @@ impl VerifyPool for PoolVerifier {
 
     fn verify<D: SegmentStore>(
         &self,
-        copies: Copies<D>,
+        copies: Mirror<D>,
         segments_max: usize,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Verified, VolumeError> {
@@ -123,7 +123,7 @@ impl VerifyPool for PoolVerifier {
 
     fn older_copy<D: SegmentStore>(
         &self,
-        copies: Copies<D>,
+        copies: Mirror<D>,
         behind: Option<usize>,
     ) -> Result<Option<usize>, VolumeError> {
         recovery::older_copy(copies, behind)
@@ -407,7 +407,8 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
             match self.wrong_in(copy, entry, kind) {
                 Some(what) if copies.count() > 1 => {
                     let status = self.segments.directory().copy_status();
-                    let title = status.get(copy).map_or("", |copy| &copy.path);
+                    let status = status.iter().find(|it| it.number == copy);
+                    let title = status.map_or("", |copy| &copy.path);
                     bad.push((copy, format!("{title}: {what}")));
                 }
                 Some(what) => return self.spared(entry).map_or(Some(what), |()| None),

@@ -182,7 +182,7 @@ pub(crate) struct ScrubbedPool {
 }
 
 impl ScrubbedPool {
-    fn path(&self) -> &Path {
+    fn path(&self) -> PathBuf {
         self.running.path()
     }
 }
@@ -248,7 +248,7 @@ impl Scrubs {
         is_background: bool,
         tell: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Report, YardError> {
-        let path = pool.path();
+        let path = &*pool.path();
         let stop = Arc::new(AtomicBool::new(false));
         let is_entered = self.with(path, |it| {
             let is_free = it.stop.is_none();
@@ -309,9 +309,9 @@ impl Scrubs {
     }
 
     fn save_step(&self, pool: &ScrubbedPool, saved: &SavedScrub, step: &ScrubStep<'_>) {
-        if let Err(error) = self.save(pool.path(), &saved.at(step.position())) {
-            let path = pool.path().display();
-            tracing::warn!("{path}: the position of the scrub is not saved: {error}");
+        if let Err(error) = self.save(&pool.path(), &saved.at(step.position())) {
+            let path = pool.path();
+            tracing::warn!("{}: the position of the scrub is not saved: {error}", path.display());
         }
     }
 
@@ -320,7 +320,7 @@ impl Scrubs {
     /// # Errors
     /// If none has begun.
     pub(crate) fn pause(&self, pool: &ScrubbedPool) -> Result<(), YardError> {
-        let path = pool.path();
+        let path = &*pool.path();
         let is_running = self.with(path, |it| {
             // Relaxed: the flag publishes nothing but itself.
             it.stop.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
@@ -339,7 +339,7 @@ impl Scrubs {
     /// # Errors
     /// If none is stopped.
     pub(crate) fn resume(&self, pool: &ScrubbedPool) -> Result<(), YardError> {
-        self.with(pool.path(), |it| it.is_paused = false);
+        self.with(&pool.path(), |it| it.is_paused = false);
         self.change_saved(pool, |saved| (saved.is_paused, saved.is_background) = (false, true))
     }
 
@@ -357,7 +357,7 @@ impl Scrubs {
         };
         change(&mut saved);
         let unsaved = VolumeError::io("cannot save the position of the scrub");
-        self.save(pool.path(), &saved).map_err(|source| unsaved(source).into())
+        self.save(&pool.path(), &saved).map_err(|source| unsaved(source).into())
     }
 
     /// Asks the scrubs that run to stop; they continue from their positions.
@@ -378,7 +378,7 @@ impl Scrubs {
         interval_s: Option<u64>,
     ) -> bool {
         let (is_busy, ended) =
-            self.with(pool.path(), |it| (it.stop.is_some() || it.is_paused, it.ended.clone()));
+            self.with(&pool.path(), |it| (it.stop.is_some() || it.is_paused, it.ended.clone()));
         if is_busy {
             return false;
         }
@@ -393,7 +393,7 @@ impl Scrubs {
     /// The scrub of a pool that has begun and not ended, if there is one.
     pub(crate) fn state(&self, pool: &ScrubbedPool) -> Option<ScrubStateView> {
         let (running, verified_bytes, total_bytes) =
-            self.with(pool.path(), |it| (it.stop.is_some(), it.verified_bytes, it.total_bytes));
+            self.with(&pool.path(), |it| (it.stop.is_some(), it.verified_bytes, it.total_bytes));
         if running {
             return Some(ScrubStateView { running, paused: false, verified_bytes, total_bytes });
         }
@@ -409,7 +409,7 @@ impl Scrubs {
 
     /// The saved position of this pool's scrub.
     fn load(&self, pool: &ScrubbedPool) -> Option<SavedScrub> {
-        let file = self.file(pool.path());
+        let file = self.file(&pool.path());
         let length = std::fs::metadata(&file).ok()?.len();
         let text = std::fs::read(&file).ok().filter(|_| length <= SAVED_MAX)?;
         let saved: SavedScrub = serde_json::from_slice(&text)
@@ -533,7 +533,7 @@ mod tests {
             true
         });
         assert!(verified[0] > state.verified_bytes, "{verified:?} after {state:?}");
-        assert_eq!((report.unwrap().damaged, scrubs.counts(pool.path()).scrubs), (0, 1));
+        assert_eq!((report.unwrap().damaged, scrubs.counts(&pool.path()).scrubs), (0, 1));
         assert_eq!((scrubs.state(&pool), wanted(&scrubs, None)), (None, false));
         // The interval begins at its end, even if the pool has not recorded it.
         assert!(!wanted(&scrubs, Some(60)));
@@ -553,12 +553,12 @@ mod tests {
         assert!(scrubs.is_wanted(&pool, 1000, Some(999), Some(60)));
         let again = ScrubbedPool { identity: "second".to_owned(), ..pool.clone() };
         assert_eq!(scrubs.state(&again), None);
-        std::fs::write(scrubs.file(pool.path()), "{").unwrap();
+        std::fs::write(scrubs.file(&pool.path()), "{").unwrap();
         assert_eq!(scrubs.state(&pool), None);
         use std::os::unix::fs::PermissionsExt;
         scrubs.run(&pool, 0, false, &mut |_, _| false).unwrap_err();
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&scrubs.file(pool.path())), 0o600);
+        assert_eq!(mode(&scrubs.file(&pool.path())), 0o600);
         assert_eq!(mode(&place.path().join("state")), 0o700);
     }
 }

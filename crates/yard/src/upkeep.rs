@@ -115,8 +115,8 @@ impl Devices {
         let entries = self.list();
         let settings = self.pools().into_iter().map(|pool| PoolSettings::new(&pool, &entries));
         let is_wanted = |settings: &PoolSettings| {
-            let path = settings.scrubbed.running.path().as_os_str();
-            let view = pools.iter().find(|view| path == &*view.path);
+            let path = settings.scrubbed.running.path();
+            let view = pools.iter().find(|view| path.as_os_str() == &*view.path);
             // A pool that accepts no writes cannot record a scrub.
             view.is_some_and(|view| {
                 let last_s = view.last_scrub.map(|scrub| scrub.ended);

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockyard_store::mirror::CopyStatus;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
@@ -27,8 +26,11 @@ use crate::size::Bytes;
 use crate::volume_properties::{PropertyView, set, set_in, views};
 use crate::volume_secret::{self, SecretText};
 
+mod copies;
 mod destroy;
 mod streams;
+
+pub use copies::{CopyView, ResyncView};
 
 pub use destroy::KeptView;
 pub(crate) use streams::ReceiveQuery;
@@ -179,30 +181,6 @@ impl VolumeView {
     }
 }
 
-/// One of two copies of a pool.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct CopyView {
-    /// The copy's directory.
-    pub path: String,
-    /// The state: `good`, `stale`, `resyncing` or `failed`.
-    #[serde(default)]
-    pub state: String,
-    /// Whether the state is `good`.
-    pub good: bool,
-    /// The reason for which it is not good.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-    /// The number of repairs from the other copy since the pool was opened.
-    pub mended: u64,
-}
-
-impl From<CopyStatus> for CopyView {
-    fn from(status: CopyStatus) -> CopyView {
-        let CopyStatus { path, state, why, repaired: mended } = status;
-        CopyView { path, state: state.to_string(), good: state.is_good(), why, mended }
-    }
-}
-
 /// Segments that are being written at once: by the log, which is in one and goes on in another, by
 /// checkpoints and by cleaning.
 const OPEN_SEGMENTS: u64 = 4;
@@ -286,9 +264,12 @@ pub struct PoolView {
     /// The blocks and map pages that were repaired from the other copy since the pool was made.
     #[serde(default)]
     pub repaired: u64,
-    /// The pool's copies, if it has two.
+    /// The pool's copies, if it has several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
+    /// The resync of a copy that has joined, if one is to be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resync: Option<ResyncView>,
 }
 
 /// The last scrub of a pool.
@@ -319,7 +300,8 @@ impl PoolView {
     /// # Errors
     /// If the system does not report the free space.
     pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
-        Ok(PoolView::of_status(running.path(), running.status()?))
+        let resync = running.resync_progress().map(ResyncView::from);
+        Ok(PoolView { resync, ..PoolView::of_status(&running.path(), running.status()?) })
     }
 
     /// A pool at a path, open or not, in this state.
@@ -361,6 +343,7 @@ impl PoolView {
             last_scrub: status.scrub.map(LastScrubView::from),
             repaired: status.repaired,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
+            resync: None,
         }
     }
 
@@ -408,9 +391,10 @@ impl PoolView {
     }
 
     /// The gauges by name, for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 10] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 12] {
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
+        let resync = self.resync.as_ref().map_or((0, 0), |it| (it.done_bytes, it.total_bytes));
         [
             ("pool_size_bytes", "Bytes of segments", bytes(self.segments)),
             ("pool_free_bytes", "Bytes of free segments", bytes(self.segments_free)),
@@ -430,6 +414,8 @@ impl PoolView {
                 self.failed_read_only.into(),
             ),
             ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
+            ("pool_resync_done_bytes", "Bytes that a resync has made equal", resync.0),
+            ("pool_resync_total_bytes", "Bytes that a resync makes equal; 0 without one", resync.1),
         ]
     }
 }
@@ -443,7 +429,8 @@ pub struct VolumeRequest {
     pub pool: Option<String>,
     /// The volume, or the snapshot VOLUME@SNAPSHOT.
     pub name: String,
-    /// `clone`, `rename`: the new name.
+    /// `clone`, `rename`: the new name. `attach`, `replace`: the empty directory or disk that
+    /// becomes a copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
     /// `create`, `resize`: the capacity.
@@ -455,7 +442,8 @@ pub struct VolumeRequest {
     /// `create`, `resize`: the space that is reserved for the volume, before compression.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation_bytes: Option<u64>,
-    /// `resize`: whether the volume may become shorter, which discards data.
+    /// `resize`: whether the volume may become shorter, which discards data. `attach`, `replace`:
+    /// whether other data on a disk are overwritten.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
     /// `create`: encrypt the volume by a new key that this passphrase decrypts. `unlock`: the
@@ -515,16 +503,21 @@ pub struct VolumeRequest {
     /// `set`: the properties and their values, as texts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub properties: BTreeMap<String, String>,
-    /// `scrub`: the most bytes that are read per second; no limit by default.
+    /// `scrub`: the most bytes that are read per second; no limit by default. `attach`, `replace`,
+    /// `resync`: the most bytes that the resync compares per second, 0 for any number; unchanged by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
+    /// `detach`, `replace`: the path of the copy that leaves the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy: Option<String>,
 }
 
 /// The fields that `send` and `estimate` use in addition to `pool` and `name`.
 const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "token"];
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
-const VERBS: [(&str, &[&str]); 24] = [
+const VERBS: [(&str, &[&str]); 30] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
     ("snapshot", &["recursive"]),
     ("rename", &["new"]),
@@ -549,6 +542,12 @@ const VERBS: [(&str, &[&str]); 24] = [
     ("scrub", &["rate_bytes"]),
     (PAUSE_SCRUB, &[]),
     (RESUME_SCRUB, &[]),
+    ("attach", &["new", "force", "rate_bytes"]),
+    ("detach", &["copy"]),
+    ("replace", &["copy", "new", "force", "rate_bytes"]),
+    ("resync", &["rate_bytes"]),
+    ("pause-resync", &[]),
+    ("resume-resync", &[]),
 ];
 
 /// The verb that stops the scrub of a pool.
@@ -607,6 +606,7 @@ impl VolumeRequest {
             ("token", self.token.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
             ("properties", !self.properties.is_empty()),
+            ("copy", self.copy.is_some()),
         ];
         match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
             Some((field, _)) => {
@@ -684,6 +684,9 @@ pub fn work(
             done(Vec::new(), format!("dropped what was received of {name}"))
         }
         "set" => done(Vec::new(), set(running, request)?),
+        "attach" | "detach" | "replace" | "resync" | "pause-resync" | "resume-resync" => {
+            copies::work(running, verb, request)
+        }
         "promote" => {
             let names = running.promote(name)?;
             let count = names.len();
@@ -975,7 +978,7 @@ impl Devices {
     /// The state of every pool, as far as the system reports it.
     pub fn pool_views(&self) -> Vec<PoolView> {
         let views = self.pools().into_iter().map(|pool| {
-            let ScrubCounts { scrubs, damaged } = self.scrubs().counts(pool.path());
+            let ScrubCounts { scrubs, damaged } = self.scrubs().counts(&pool.path());
             let (scrub, view) = (self.scrubs().state(&self.scrubbed(&pool)), PoolView::new(&pool)?);
             Ok::<_, VolumeError>(PoolView { scrubs, scrub_damaged: damaged, scrub, ..view })
         });

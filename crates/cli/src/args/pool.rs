@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::TalkArgs;
+use super::volume::bytes;
+use super::{TalkArgs, VolumePoolArgs};
 
 const HELP: &str = "\
 POOL is the pool's directory or disk; without one, every pool that the yard has open is shown.
@@ -28,6 +29,96 @@ pub(crate) enum PoolCommand {
     /// Show what the pools of a yard do, as zpool iostat does
     #[command(after_help = IOSTAT_HELP)]
     Iostat(PoolIostatArgs),
+    /// Make an empty directory or disk a copy of a pool that may be in use, as zpool attach does
+    #[command(after_help = ATTACH_HELP)]
+    Attach(PoolAttachArgs),
+    /// Remove a copy from a pool that may be in use, as zpool detach does
+    Detach(PoolDetachArgs),
+    /// Replace a copy of a pool that may be in use, as zpool replace does
+    #[command(after_help = ATTACH_HELP)]
+    Replace(PoolReplaceArgs),
+    /// Wait for the resync of a pool, or change its rate, pause or continue it
+    Resync(PoolResyncArgs),
+}
+
+const ATTACH_HELP: &str = "\
+The new copy gets every write at once, and is resynced while clients use the pool. The command
+returns when the resync has begun, unless --wait is given; `pool status` shows the progress. If no
+yard has the pool open, the command resyncs, and waits. An interrupted resync continues when the
+pool is opened again.
+
+Examples:
+  blockyard pool attach /srv/a /srv/b
+  blockyard pool replace /srv/a /srv/b /srv/c --rate 200M
+  blockyard pool resync /srv/a --rate 0
+";
+
+/// Options of commands after which a copy is resynced.
+#[derive(Args, Debug)]
+pub(crate) struct ResyncOptions {
+    /// Use a disk that holds other data, which is lost; a disk with a pool is still refused
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Compare at most this number of bytes per second; 0: any number [default: unchanged]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) rate: Option<u64>,
+    /// Wait until the new copy is good
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+/// `pool attach`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolAttachArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// An empty directory on another disk, or for a pool on a disk an empty disk
+    #[arg(value_name = "NEW", index = 2)]
+    pub(crate) new: PathBuf,
+    #[command(flatten)]
+    pub(crate) options: ResyncOptions,
+}
+
+/// `pool detach`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolDetachArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The copy that leaves the pool
+    #[arg(value_name = "COPY", index = 2)]
+    pub(crate) copy: PathBuf,
+}
+
+/// `pool replace`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolReplaceArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// The copy that leaves the pool when the new one is good; it may have failed, or be gone
+    #[arg(value_name = "OLD", index = 2)]
+    pub(crate) old: PathBuf,
+    /// An empty directory on another disk, or for a pool on a disk an empty disk
+    #[arg(value_name = "NEW", index = 3)]
+    pub(crate) new: PathBuf,
+    #[command(flatten)]
+    pub(crate) options: ResyncOptions,
+}
+
+/// `pool resync`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolResyncArgs {
+    #[command(flatten)]
+    pub(crate) pool: VolumePoolArgs,
+    /// Compare at most this number of bytes per second from now on; 0: any number
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(conflicts_with_all = ["pause", "resume"])]
+    pub(crate) rate: Option<u64>,
+    /// Pause the resync until --resume, or until the pool is opened again
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) pause: bool,
+    /// Let a paused resync continue
+    #[arg(long)]
+    pub(crate) resume: bool,
 }
 
 const LIST_HELP: &str = "\

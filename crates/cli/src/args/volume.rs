@@ -783,6 +783,6 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     blockyard_yard::size::parse(text).map_err(|error| error.to_string())
 }

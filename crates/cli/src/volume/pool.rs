@@ -18,7 +18,7 @@ use crate::serve::raise_files;
 
 /// What becomes of a pool that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Make {
+pub(crate) enum Make {
     /// It is said.
     Never,
     /// It is made; with consent also on a disk that has something else.
@@ -26,7 +26,7 @@ pub(super) enum Make {
 }
 
 /// A pool.
-pub(super) enum PoolAccess {
+pub(crate) enum PoolAccess {
     /// It is open here.
     Here(Arc<Running>),
     /// A yard has it open: who can be asked, and the pool's directory there.
@@ -35,7 +35,7 @@ pub(super) enum PoolAccess {
 
 impl PoolAccess {
     /// The pool that is named.
-    pub(super) fn find(args: &VolumePoolArgs, make: Make) -> Result<PoolAccess, Failure> {
+    pub(crate) fn find(args: &VolumePoolArgs, make: Make) -> Result<PoolAccess, Failure> {
         let path = &args.pool;
         match named_yard(args)? {
             Some((client, path)) => Ok(PoolAccess::There(client, path)),
@@ -44,7 +44,7 @@ impl PoolAccess {
     }
 
     /// Carries a verb out.
-    pub(super) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
+    pub(crate) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
         match self {
             PoolAccess::Here(running) => {
                 Ok(volumes::work(running, verb, &request).map_err(refused)?)
@@ -94,7 +94,7 @@ impl ReadOnlyAccess {
     pub(crate) fn view(&self) -> Result<PoolView, Failure> {
         match self {
             ReadOnlyAccess::Here(pool) => {
-                Ok(PoolView::of_status(pool.path(), pool.status().map_err(refused)?))
+                Ok(PoolView::of_status(&pool.path(), pool.status().map_err(refused)?))
             }
             ReadOnlyAccess::There(client, path) => {
                 let pools = client.pools()?;
@@ -124,7 +124,7 @@ impl ReadOnlyAccess {
 }
 
 /// A path for the control API.
-pub(super) fn text(path: &Path) -> Result<String, Failure> {
+pub(crate) fn text(path: &Path) -> Result<String, Failure> {
     let wrong = || Failure::new(Code::Usage, format!("{}: expected UTF-8", path.display()));
     path.to_str().map(str::to_owned).ok_or_else(wrong)
 }

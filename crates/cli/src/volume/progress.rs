@@ -9,7 +9,7 @@ use blockyard_yard::size::Bytes;
 const EACH: Duration = Duration::from_millis(200);
 
 /// A line on standard error that is written again and again. Nothing, if that is no terminal.
-pub(super) struct ProgressLine {
+pub(crate) struct ProgressLine {
     verb: &'static str,
     shows: bool,
     since: Instant,
@@ -17,13 +17,13 @@ pub(super) struct ProgressLine {
 }
 
 impl ProgressLine {
-    pub(super) fn new(verb: &'static str) -> ProgressLine {
+    pub(crate) fn new(verb: &'static str) -> ProgressLine {
         let shows = std::io::stderr().is_terminal();
         ProgressLine { verb, shows, since: Instant::now(), last: None }
     }
 
     /// Bytes done, and bytes in all where that is known.
-    pub(super) fn tell(&mut self, done: u64, total: Option<u64>) {
+    pub(crate) fn tell(&mut self, done: u64, total: Option<u64>) {
         let now = Instant::now();
         let is_end = total == Some(done);
         if !self.shows || !is_end && self.last.is_some_and(|last| now - last < EACH) {

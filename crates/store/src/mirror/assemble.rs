@@ -3,18 +3,18 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
-use blockyard_sync::rcu_cell::RcuCell;
 use blockyard_volume_format::FormatError;
 use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
+use super::members::{FIRST_SLOTS, Member, Members};
 use super::resync::ResyncProgress;
-use super::{CopyState, Mirror, MirrorState, Shared, Side, VerifyPool, only, write_label};
+use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
-use crate::{Copies, SegmentStore, StoreFile};
+use crate::{SegmentStore, StoreFile};
 
 /// The purpose for which copies are assembled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +225,22 @@ impl<D: SegmentStore> Mirror<D> {
         {
             return Err(error.into());
         }
+        if let [Some((first, _)), Some((second, _))] = &labels
+            && first.set == second.set
+            && first.is_detached() != second.is_detached()
+        {
+            // The power was cut before the label of the copy that stays was removed.
+            let at = usize::from(first.is_detached());
+            let stays = [first, second][at].clone();
+            if stays.is_good() && !stays.is_other_good() {
+                let [first, second] = given;
+                let given = if at == 0 { first } else { second };
+                return Ok(left_alone(given, &stays, terms)?);
+            }
+        }
+        for (label, given) in labels.iter().zip(&given) {
+            label.as_ref().map_or(Ok(()), |(label, _)| check_attached(label, &given.path))?;
+        }
         let mirror = match labels {
             [Some(first), Some(second)] => {
                 pair(given, [first, second], &titles, terms, verifier, progress)?
@@ -234,42 +250,113 @@ impl<D: SegmentStore> Mirror<D> {
             [None, Some(label)] => one(given, 1, label, &titles, terms, unread)?,
         };
         aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
-        let is_settled = |copy: &CopyState| matches!(copy, CopyState::Good | CopyState::Failed);
+        let is_settled = |it: &Member<D>| it.state != CopyState::Stale;
         debug_assert!(
-            !mirror.0.writes || mirror.0.copies.get().iter().all(is_settled),
+            !mirror.0.writes || mirror.0.members().list().iter().all(is_settled),
             "invariant 5: {mirror:?}"
         );
         Ok(mirror)
+    }
+
+    /// The only copy of a pool. It has a label if another copy is to replace it.
+    ///
+    /// # Errors
+    /// If it was detached, or is one of two copies.
+    pub fn assemble_single(given: NamedCopy<D>, terms: Terms) -> Result<Mirror<D>, StoreError> {
+        let NamedCopy { directory: Some(directory), path } = given else {
+            return Err(CopiesError::NoPool { path: given.path.display().to_string() }.into());
+        };
+        let Some((label, _)) = read_label(&directory)? else {
+            return Ok(Mirror::single(directory, path));
+        };
+        check_attached(&label, &path)?;
+        // Another process may have attached a second copy before this one took the lock.
+        if !label.other.as_os_str().is_empty() || !label.is_good() {
+            return Err(CopiesError::Changed { path: path.display().to_string() }.into());
+        }
+        let mirror = Mirror::single(directory, path);
+        let mut state = mirror.0.state();
+        (state.has_labels, state.set) = (true, label.set);
+        state.generation = label.generation;
+        state.pending = label.joining.filter(|_| terms != Terms::ReadOnly);
+        drop(state);
+        Ok(mirror)
+    }
+
+    /// Continues with a copy that was to replace another one when the pool was closed; `open` opens
+    /// the copy at a path. A copy that is missing, or is not the one that was joining, is given up.
+    ///
+    /// # Errors
+    /// If that cannot be recorded.
+    pub fn resume_joining(
+        &self,
+        open: impl FnOnce(&Path) -> Result<D, StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut state = self.0.state();
+        let Some(joining) = state.pending.clone() else { return Ok(()) };
+        let members = self.0.members();
+        let found = open(&joining.path).and_then(|directory| {
+            let label = read_label(&directory)?;
+            let label = label.filter(|(label, _)| label.set == joining.set);
+            let cursor = label.and_then(|(label, _)| Some((label.number, label.cursor?)));
+            Ok((directory, cursor))
+        });
+        let why = match found {
+            Ok((directory, Some((number, cursor)))) => {
+                let given = NamedCopy { directory: Some(directory), path: joining.path };
+                let replaced = members.pair().find(|it| it.number == number);
+                let replaced = replaced.or_else(|| members.pair().next());
+                let slot = state.next_slot;
+                let new = Member::new(slot, number, CopyState::Resyncing, given);
+                let new = Member { replaces: replaced.map(|it| it.slot), ..new };
+                state.pending = None;
+                (state.joining_set, state.cursor) = (joining.set, cursor);
+                state.next_slot += 1;
+                _ = self.0.is_several.set(());
+                self.0.members.update(|members| members.with(new));
+                return Ok(());
+            }
+            Ok(_) => "it is not the copy that was joining".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let path = joining.path.display();
+        tracing::error!(
+            "{path}: the replacement by this copy is given up: {why}. Empty it, and \
+             `blockyard pool replace` again"
+        );
+        state.pending = None;
+        // Invariant 7: it misses the writes from now on.
+        let recorded = self.0.record_all(&state, &members);
+        recorded.map_err(StoreError::io(format!("cannot give `{path}` up")))?;
+        if members.list().len() == 1 {
+            self.0.unlabel_single(&mut state, &members);
+        }
+        Ok(())
     }
 
     /// A mirror of the copies that `good` names, and of another one that is stale, or failed if it
     /// is missing.
     fn new(given: [NamedCopy<D>; 2], label: &Label, good: [bool; 2], writes: bool) -> Mirror<D> {
         debug_assert_ne!(good, [false, false], "invariant 1: no copy is good");
-        let sides = given.map(|it| Side {
-            directory: it.directory,
-            title: it.path.display().to_string(),
-            path: it.path,
-        });
-        let copies = std::array::from_fn(|at| match (good[at], &sides[at].directory) {
-            (true, _) => CopyState::Good,
-            (false, Some(_)) => CopyState::Stale,
-            (false, None) => CopyState::Failed,
-        });
-        let why = copies.map(|copy| match copy {
-            CopyState::Good | CopyState::Resyncing => None,
-            CopyState::Stale => Some("it lacks the newest writes".to_owned()),
-            CopyState::Failed => Some("missing".to_owned()),
-        });
-        let (set, generation) = (label.set, label.generation);
-        Mirror(Arc::new(Shared {
-            sides: Arc::new(sides),
-            copies: Arc::new(RcuCell::new(copies)),
-            aside: OnceLock::new(),
-            state: Mutex::new(MirrorState { set, generation, why, repaired: [0, 0] }),
-            writes,
-            memory: Memory::new(4 << 20),
-        }))
+        let mut state = MirrorState {
+            has_labels: true,
+            set: label.set,
+            generation: label.generation,
+            pending: label.joining.clone().filter(|_| writes),
+            next_slot: FIRST_SLOTS,
+            ..MirrorState::default()
+        };
+        let mut list = Vec::new();
+        for (number, given) in given.into_iter().enumerate() {
+            let (copy, why) = match (good[number], &given.directory) {
+                (true, _) => (CopyState::Good, None),
+                (false, Some(_)) => (CopyState::Stale, Some("it lacks the newest writes")),
+                (false, None) => (CopyState::Failed, Some("missing")),
+            };
+            state.why[number] = why.map(str::to_owned);
+            list.push(Member::new(number, number, copy, given));
+        }
+        Mirror::of(Members::new(list), state, writes)
     }
 
     /// The copy that is older by its newest checkpoint or its log.
@@ -282,7 +369,7 @@ impl<D: SegmentStore> Mirror<D> {
             Superblocks::Older { copy, .. } => Some(copy),
             _ => None,
         };
-        let old = verifier.older_copy(Copies::Two(Mirror(Arc::clone(&self.0))), behind)?;
+        let old = verifier.older_copy(Mirror(Arc::clone(&self.0)), behind)?;
         // A copy never replaces one with a newer superblock.
         Ok(old.filter(|old| behind.is_none_or(|behind| behind == *old)))
     }
@@ -294,15 +381,22 @@ impl<D: SegmentStore> Mirror<D> {
         self.0.set_copy(&mut self.0.state(), number, CopyState::Stale, Some(why));
     }
 
-    /// Writes to both labels which copies are good.
-    fn record_both(&self, good: [bool; 2]) -> Result<(), StoreError> {
-        let shared = &self.0;
-        let state = shared.state();
-        for number in 0..2 {
-            let path = &shared.sides[number].path;
-            shared.record(&state, number, good).map_err(failed(path))?;
+    /// Writes to both labels that both copies are good.
+    fn record_both(&self) -> Result<(), StoreError> {
+        let (state, members) = (self.0.state(), self.0.members());
+        for member in members.good() {
+            let recorded = self.0.record(&state, &members, member, None);
+            recorded.map_err(failed(&member.side.path))?;
         }
         Ok(())
+    }
+
+    /// Continues a resync that was interrupted: the copy `number` gets every write from now on, and
+    /// segments below the cursor are equal.
+    fn resume(&self, number: usize, cursor: u64) {
+        let mut state = self.0.state();
+        state.cursor = cursor;
+        self.0.set_copy(&mut state, number, CopyState::Resyncing, None);
     }
 }
 
@@ -329,9 +423,36 @@ fn compare_copies<D: SegmentStore>(
     }
 }
 
+/// Refuses a copy that was detached.
+fn check_attached(label: &Label, path: &Path) -> Result<(), StoreError> {
+    if !label.is_detached() {
+        return Ok(());
+    }
+    let (path, pool) = (path.display().to_string(), label.other.display().to_string());
+    Err(CopiesError::Detached { path, pool }.into())
+}
+
 fn split(titles: &[String; 2]) -> StoreError {
     let [first, second] = titles.clone();
     CopiesError::Split { first, second }.into()
+}
+
+/// The only copy of a pool whose other copy was detached. Removes its label.
+fn left_alone<D: SegmentStore>(
+    given: NamedCopy<D>,
+    label: &Label,
+    terms: Terms,
+) -> Result<Mirror<D>, StoreError> {
+    let title = given.path.display().to_string();
+    let directory = given.directory.ok_or(CopiesError::NoPool { path: title })?;
+    let mirror = Mirror::single(directory, given.path);
+    let mut state = mirror.0.state();
+    (state.has_labels, state.set, state.generation) = (true, label.set, label.generation);
+    if terms != Terms::ReadOnly {
+        mirror.0.unlabel_single(&mut state, &mirror.0.members());
+    }
+    drop(state);
+    Ok(mirror)
 }
 
 /// Assembles two copies that both have labels.
@@ -387,14 +508,19 @@ fn pair<D: SegmentStore, V: VerifyPool>(
                 return Ok(mirror);
             }
             if writes && (moved.contains(&true) || !(*first_whole && *second_whole)) {
-                mirror.record_both([true, true])?;
+                mirror.record_both()?;
             }
             Ok(mirror)
         }
         Verdict::OneGood(good) => {
             let mirror = Mirror::new(given, ordered[good], only(good), writes);
-            if writes {
-                mirror.resync(1 - good, verifier, progress)?;
+            let stale = ordered[1 - good];
+            // Invariant 7: the copy has missed no write.
+            let cursor = stale.cursor.filter(|_| stale.generation == ordered[good].generation);
+            match cursor {
+                Some(cursor) if writes => mirror.resume(1 - good, cursor),
+                None if writes => mirror.resync(1 - good, verifier, progress)?,
+                _ => {}
             }
             Ok(mirror)
         }
@@ -458,9 +584,10 @@ fn one<D: SegmentStore>(
         let shared = &mirror.0;
         let mut state = shared.state();
         state.generation = state.generation.saturating_add(1);
-        let noted = shared.record(&state, label.number, good);
+        let members = shared.members();
+        let noted = shared.record_all(&state, &members);
         drop(state);
-        noted.map_err(failed(&shared.sides[label.number].path))?;
+        noted.map_err(StoreError::io(format!("cannot write `{path}/{FILE}`")))?;
         tracing::error!(
             "{path}: the other copy of the pool, `{missing}`, is missing: the pool continues with \
              one copy. `blockyard volume attach {path} EMPTY` makes another one"
@@ -504,9 +631,10 @@ fn make<D: SegmentStore>(
     let directory = given[0].directory.as_ref().expect("both directories were checked above");
     let set = directory.fresh_id().map_err(doing)?;
     let other = given[1].path.clone();
-    let label = Label { set, number: 0, generation: 1, good: [true, true], other };
+    let good = [true, true];
+    let label = Label { set, number: 0, generation: 1, good, other, joining: None, cursor: None };
     let mirror = Mirror::new(given, &label, [true, true], true);
-    mirror.record_both([true, true])?;
+    mirror.record_both()?;
     Ok(mirror)
 }
 
@@ -526,7 +654,8 @@ mod tests {
     use blockyard_volume_format::superblock::LogPlace;
 
     fn label(number: usize, generation: u64, good: [bool; 2]) -> Label {
-        Label { set: [1; 16], number, generation, good, other: PathBuf::new() }
+        let (other, joining, cursor) = (PathBuf::new(), None, None);
+        Label { set: [1; 16], number, generation, good, other, joining, cursor }
     }
 
     /// The bug: a copy that was restored from a backup counted as good, because the labels of both

@@ -9,7 +9,7 @@ use super::assemble::{NamedCopy, Terms, has_pool, label_empty, newest, read_labe
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
-use crate::{Layout, SegmentStore, no_pool};
+use crate::{Layout, SegmentStore, StoreLocation as _, no_pool};
 
 /// Names that an empty directory may have: itself, the lock made just now, and what a file system
 /// brings along.
@@ -57,7 +57,9 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
         }
     };
     let good = only(number);
-    let label = Label { set, number, generation, good, other: other.to_owned() };
+    let other_path = other.to_owned();
+    let (joining, cursor) = (None, None);
+    let label = Label { set, number, generation, good, other: other_path, joining, cursor };
     // Write the pool's label first: with the other order, a power cut in between would leave a copy
     // of unknown state.
     label_empty(&directory, &label, path)?;
@@ -78,6 +80,35 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
             Err(refused(CopiesError::NotEqual { path: copy.path, why }))
         }
     }
+}
+
+/// Checks a directory or disk that is to become a copy of a pool in use, and sets the layout of the
+/// pool there.
+///
+/// # Errors
+/// If it is not empty, or shorter than the pool.
+pub(super) fn check_new<D: SegmentStore>(mirror: &Mirror<D>, empty: &D) -> Result<(), StoreError> {
+    let title = empty.title();
+    if let Some((label, _)) = read_label(empty)? {
+        let what = match label.is_detached() {
+            true => {
+                format!("a copy that was detached from the pool at `{}`", label.other.display())
+            }
+            false => format!("a copy (`{FILE}`)"),
+        };
+        return Err(CopiesError::NotEmpty { path: title, what }.into());
+    }
+    check_empty(empty, &title)?;
+    let layout = mirror.0.layout()?;
+    empty.set_layout(layout, false)?;
+    let (wanted, found) = (mirror.segments_max(), empty.segments_max());
+    if found >= wanted {
+        return Ok(());
+    }
+    let bytes = layout.segment_bytes;
+    let value = format!("{title}, with space for {found} segments of {bytes} bytes");
+    let wanted = format!("space for {wanted}, as the pool has: a disk that is as long");
+    Err(StoreError::Invalid { field: "NEW", value, wanted })
 }
 
 /// The label of a pool that may get a second copy; `None` if it never had one.

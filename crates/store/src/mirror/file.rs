@@ -3,9 +3,14 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::Shared;
+use blockyard_volume_format::superblock;
+
+use super::members::{CopyResults, FIRST_SLOTS, Member, SLOTS};
+use super::resync::read_units;
+use super::{CopyState, Shared};
+use crate::buffer::{ALIGN, Buffer};
 use crate::file::is_short;
 use crate::{GoodCopies, Pin, SegmentStore, StoreFile};
 
@@ -13,14 +18,60 @@ use crate::{GoodCopies, Pin, SegmentStore, StoreFile};
 pub struct MirrorFile<D: SegmentStore> {
     shared: Arc<Shared<D>>,
     name: String,
-    sides: [Option<Arc<D::File>>; 2],
-    /// Ranges that are being written. Locked during a repair, so that the repair does not see a
-    /// write that has reached only one copy.
-    writing: Mutex<Vec<Range<u64>>>,
+    sides: Sides<D::File>,
+    /// Ranges that are being written. Locked during a repair and while a resync copies a range, so
+    /// that neither sees a write that has reached only one copy.
+    writing: Writes,
+}
+
+/// The instances of a file, by slot. An instance is set once, so that a read finds it without a
+/// lock.
+struct Sides<F> {
+    first: [OnceLock<Arc<F>>; FIRST_SLOTS],
+    more: OnceLock<Box<[OnceLock<Arc<F>>; SLOTS - FIRST_SLOTS]>>,
+}
+
+impl<F> Default for Sides<F> {
+    fn default() -> Sides<F> {
+        Sides { first: Default::default(), more: OnceLock::new() }
+    }
+}
+
+impl<F> Sides<F> {
+    #[inline]
+    fn get(&self, slot: usize) -> Option<&Arc<F>> {
+        match slot.checked_sub(FIRST_SLOTS) {
+            None => self.first[slot].get(),
+            Some(at) => self.more.get()?[at].get(),
+        }
+    }
+
+    fn set(&self, slot: usize, file: Arc<F>) {
+        let place = match slot.checked_sub(FIRST_SLOTS) {
+            None => &self.first[slot],
+            Some(at) => &self.more.get_or_init(Default::default)[at],
+        };
+        _ = place.set(file);
+    }
+}
+
+/// The ranges of a file that are being written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Writes(Arc<Mutex<Vec<Range<u64>>>>);
+
+impl Writes {
+    fn lock(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a range is being written.
+fn is_written(writing: &[Range<u64>], range: &Range<u64>) -> bool {
+    writing.iter().any(|other| other.start < range.end && range.start < other.end)
 }
 
 /// A write in progress; its range is removed when this is dropped.
-pub(super) struct Writing<'a, D: SegmentStore>(&'a MirrorFile<D>, Range<u64>);
+struct Writing<'a, D: SegmentStore>(&'a MirrorFile<D>, Range<u64>);
 
 impl<D: SegmentStore> Drop for Writing<'_, D> {
     fn drop(&mut self) {
@@ -32,58 +83,139 @@ impl<D: SegmentStore> MirrorFile<D> {
     pub(super) fn new(
         shared: &Arc<Shared<D>>,
         name: &str,
-        sides: [Option<Arc<D::File>>; 2],
+        files: Vec<(usize, D::File)>,
     ) -> MirrorFile<D> {
-        let writing = Mutex::new(Vec::new());
+        let writing = match name == superblock::FILE {
+            true => shared.superblock_writing.clone(),
+            false => Writes::default(),
+        };
+        let sides = Sides::default();
+        files.into_iter().for_each(|(slot, file)| sides.set(slot, Arc::new(file)));
         MirrorFile { shared: Arc::clone(shared), name: name.to_owned(), sides, writing }
     }
 
+    /// The file without the instances in copies that do not belong to the pool any more, so that
+    /// these are closed.
+    pub fn renewed(&self) -> MirrorFile<D> {
+        let sides = Sides::default();
+        for member in self.shared.members().list() {
+            if let Some(file) = self.side(member.slot) {
+                sides.set(member.slot, Arc::clone(file));
+            }
+        }
+        let (shared, writing) = (Arc::clone(&self.shared), self.writing.clone());
+        MirrorFile { shared, name: self.name.clone(), sides, writing }
+    }
+
+    /// The name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The file in one copy.
-    pub(super) fn side(&self, number: usize) -> Option<&Arc<D::File>> {
-        self.sides[number].as_ref()
+    #[inline]
+    pub(super) fn side(&self, slot: usize) -> Option<&Arc<D::File>> {
+        self.sides.get(slot)
     }
 
-    /// The files of the good copies, with their numbers.
-    pub(super) fn good(&self) -> impl Iterator<Item = (usize, &Arc<D::File>)> {
-        let good = self.shared.good();
-        let sides = self.sides.iter().enumerate().filter(move |(number, _)| good[*number]);
-        sides.filter_map(|(number, file)| Some((number, file.as_ref()?)))
+    /// Adds the file in one copy. Writes that begin from now on go there too.
+    pub(super) fn add_side(&self, slot: usize, file: D::File) {
+        // The lock: a write that is not in the list yet sees the file.
+        let _writing = self.writing.lock();
+        self.sides.set(slot, Arc::new(file));
     }
 
-    fn writing(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The file in a copy that is written. This instance may have been opened before the copy
+    /// joined, or before that one got the file.
+    pub(super) fn written_side(&self, member: &Member<D>) -> Option<&Arc<D::File>> {
+        if self.side(member.slot).is_none() {
+            let file = member.directory().open(&self.name).ok().flatten()?;
+            self.sides.set(member.slot, Arc::new(file));
+        }
+        self.side(member.slot)
     }
 
     /// Registers a write; see [`MirrorFile::end`].
     pub(super) fn begin(&self, range: Range<u64>) {
-        self.writing().push(range);
+        self.writing.lock().push(range);
     }
 
     /// Ends a write, which has ended in all copies.
     pub(super) fn end(&self, range: &Range<u64>) {
-        let mut writing = self.writing();
+        let mut writing = self.writing.lock();
         if let Some(at) = writing.iter().position(|other| other == range) {
             writing.swap_remove(at);
         }
     }
 
-    /// Applies an operation to each good copy. If the process has no descriptors
+    /// Applies an operation to each copy that is written. If the process has no descriptors
     /// left, the operation fails before it touches a copy, so no copy is marked as failed.
     fn each(&self, what: impl Fn(&D::File) -> io::Result<()>) -> io::Result<()> {
         let _pin = self.pin()?;
-        let mut results = [None, None];
-        for (number, file) in self.good() {
-            results[number] = Some(what(file));
+        let members = self.shared.members();
+        let mut results = CopyResults::default();
+        for member in members.written() {
+            if let Some(file) = self.written_side(member) {
+                results.add(member, what(file));
+            }
         }
         self.shared.combine(results)
+    }
+
+    /// Makes a range of the copy in `slot` equal to a good copy. Returns the bytes that were
+    /// written and the units that no good copy could read; `None` if the range is being written.
+    ///
+    /// # Errors
+    /// If the copy cannot be written, or `check` refuses: it examines the good copies before
+    /// anything is written, and if nothing can be read.
+    pub(super) fn resync(
+        &self,
+        slot: usize,
+        range: Range<u64>,
+        (want, have): (&mut Buffer, &mut Buffer),
+        check: &dyn Fn() -> io::Result<()>,
+    ) -> io::Result<Option<(u64, u64)>> {
+        let Some(target) = self.side(slot) else { return Err(io::ErrorKind::NotFound.into()) };
+        // No write begins while this is locked.
+        let writing = self.writing.lock();
+        if is_written(&writing, &range) {
+            return Ok(None);
+        }
+        let len = (range.end - range.start) as usize;
+        let (want, have) = (&mut want[..len], &mut have[..len]);
+        let members = self.shared.members();
+        let good = || members.good().filter_map(|it| self.side(it.slot));
+        let mut unread = Vec::new();
+        if !good().any(|file| file.read_at(range.start, want).is_ok()) {
+            let first = good().next().ok_or_else(|| io::Error::other("no copy is left"))?;
+            unread = read_units(&**first, range.start, want);
+        }
+        if unread.len() == len.div_ceil(ALIGN) {
+            check()?;
+        }
+        let all = target.read_at(range.start, have).is_err();
+        if !all && want == have {
+            return Ok(Some((0, unread.len() as u64)));
+        }
+        check()?;
+        let mut written = 0;
+        for (index, unit) in want.chunks(ALIGN).enumerate() {
+            let offset = index * ALIGN;
+            let differs = all || have[offset..offset + unit.len()] != *unit;
+            if differs && !unread.contains(&index) {
+                target.write_at(range.start + offset as u64, &[unit])?;
+                written += unit.len() as u64;
+            }
+        }
+        Ok(Some((written, unread.len() as u64)))
     }
 }
 
 impl<D: SegmentStore> StoreFile for MirrorFile<D> {
     fn len(&self) -> io::Result<u64> {
         let mut len = Err(io::ErrorKind::NotFound.into());
-        for (_, file) in self.good() {
-            len = file.len();
+        for slot in self.copies().numbers() {
+            len = self.side(slot).map_or(len, |file| file.len());
             if len.is_ok() {
                 break;
             }
@@ -94,8 +226,8 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
     /// Reads data that cannot be verified: from the first copy that can be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut first = None;
-        for (_, file) in self.good() {
-            match file.read_at(offset, into) {
+        for slot in self.copies().numbers() {
+            match self.read_copy(slot, offset, into) {
                 Ok(()) => return Ok(()),
                 Err(error) => _ = first.get_or_insert(error),
             }
@@ -116,14 +248,15 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
     }
 
     fn is_sparse(&self) -> bool {
-        self.good().any(|(_, file)| file.is_sparse())
+        self.copies().numbers().any(|slot| self.side(slot).is_some_and(|file| file.is_sparse()))
     }
 
     /// A file that cannot be opened for another reason than missing descriptors reports that when
     /// it is written.
     fn pin(&self) -> io::Result<Pin> {
         let mut all = Pin::default();
-        for (_, file) in self.good() {
+        let members = self.shared.members();
+        for file in members.written().filter_map(|member| self.written_side(member)) {
             match file.pin() {
                 Ok(pin) => all.join(pin),
                 Err(error) if is_short(&error) => return Err(error),
@@ -133,18 +266,21 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         Ok(all)
     }
 
+    #[inline]
     fn copies(&self) -> GoodCopies {
-        let good = self.shared.good();
-        GoodCopies::new(std::array::from_fn(|at| good[at] && self.sides[at].is_some()))
+        match self.shared.good() {
+            GoodCopies::ONE => GoodCopies::ONE,
+            good => good.filter(|slot| self.side(slot).is_some()),
+        }
     }
 
     fn read_copy(&self, copy: usize, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let file = self.sides.get(copy).and_then(Option::as_ref);
-        file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
+        self.side(copy).ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
     fn read_resyncing(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let file = self.shared.resyncing().and_then(|number| self.sides[number].as_ref());
+        let members = self.shared.members();
+        let file = members.resyncing().find_map(|member| self.side(member.slot));
         file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
@@ -156,36 +292,38 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         let (shared, name) = (&self.shared, &self.name);
         let range = offset..offset + whole.len() as u64;
         // No write begins while this is locked.
-        let writing = self.writing();
-        if writing.iter().any(|other| other.start < range.end && range.start < other.end) {
+        let writing = self.writing.lock();
+        if is_written(&writing, &range) {
             return Ok(0);
         }
+        let members = shared.members();
         let mut found = shared.memory.take_beyond(whole.len());
-        let has_it: Vec<(usize, &Arc<D::File>, bool)> = self
-            .good()
-            .map(|(number, file)| {
-                let read = file.read_at(offset, &mut found);
-                (number, file, read.is_ok() && found[..] == *whole)
-            })
-            .collect();
-        if !has_it.iter().any(|(.., has_it)| *has_it) {
+        let mut has_it = |file: &D::File| {
+            let read = file.read_at(offset, &mut found);
+            read.is_ok() && found[..] == *whole
+        };
+        let sides = members.written().filter_map(|it| Some((it, self.side(it.slot)?)));
+        let sides: Vec<_> = sides.map(|(it, file)| (it, file, has_it(file))).collect();
+        if !sides.iter().any(|(member, _, has_it)| *has_it && member.state.is_good()) {
             return Ok(0);
         }
         found.copy_from_slice(whole);
         let mut repaired = 0;
-        for (number, file, _) in has_it.into_iter().filter(|(.., has_it)| !has_it) {
-            let title = &shared.sides[number].title;
+        for (member, file, _) in sides.into_iter().filter(|(.., has_it)| !has_it) {
+            let title = &member.side.title;
             match file.write_at(offset, &[&found]).and_then(|()| file.sync()) {
+                // The resync has not come there yet, or has copied the damage.
+                Ok(()) if member.state == CopyState::Resyncing => {}
                 Ok(()) => {
                     tracing::debug!(
                         "{title}/{name}: {} bytes at {offset} were damaged, and are written again \
                          from the other copy",
                         whole.len()
                     );
-                    shared.repaired(number);
+                    shared.repaired(member.slot);
                     repaired += 1;
                 }
-                Err(error) => shared.mark_failed(number, &error)?,
+                Err(error) => shared.mark_failed(member.slot, &error)?,
             }
         }
         Ok(repaired)

@@ -5,17 +5,20 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use blockyard_core::owner_only;
+use blockyard_core::{Bytes, owner_only};
 use blockyard_volume_format::label::{BYTES, FILE, Label};
 use blockyard_volume_format::superblock::Superblock;
 
-use super::assemble::{NamedCopy, Terms, read_label};
+use super::assemble::{NamedCopy, Terms};
 use super::attach;
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
-use crate::error::{CopiesError, StoreError};
-use crate::{PoolBacking, PoolStore, Purpose, StoreKind, is_pool, no_pool, superblock_at};
+use crate::error::StoreError;
+use crate::{
+    PoolBacking, PoolStore, Purpose, SegmentStore as _, StoreKind, StoreLocation as _, is_pool,
+    no_pool, superblock_at,
+};
 
 /// The paths of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub struct PoolPaths {
 /// The copies of a pool that this process has locked.
 pub enum LockedPaths {
     /// A pool of one copy.
-    One(PoolStore),
+    One(NamedCopy<PoolStore>),
     /// The copies of a pool of two; a copy may be missing.
     Two([NamedCopy<PoolStore>; 2]),
 }
@@ -50,10 +53,19 @@ impl LockedPaths {
     }
 
     fn open<V: VerifyPool>(self, terms: Terms, verifier: &V) -> Result<PoolBacking, V::Error> {
-        Ok(match self {
-            LockedPaths::One(one) => PoolBacking::One(one),
-            LockedPaths::Two(given) => PoolBacking::Two(Mirror::assemble(given, terms, verifier)?),
-        })
+        let mirror = match self {
+            LockedPaths::One(one) => Mirror::assemble_single(one, terms)?,
+            LockedPaths::Two(given) => Mirror::assemble(given, terms, verifier)?,
+        };
+        let kind = if mirror.is_uring() { StoreKind::Auto } else { StoreKind::Threads };
+        mirror.resume_joining(|path| {
+            // A directory is not made: its disk may not be mounted.
+            if !has_location(path)? {
+                return Err(no_pool(path));
+            }
+            PoolStore::take(path)?.with(kind)
+        })?;
+        Ok(mirror)
     }
 }
 
@@ -67,8 +79,52 @@ impl PoolPaths {
     pub fn second(&self) -> Result<Option<PathBuf>, StoreError> {
         match &self.path2 {
             Some(second) => Ok(Some(second.clone())),
-            None => known(&self.path),
+            // A copy that was detached is refused when it is opened.
+            None => Ok(known(&self.path)?.and_then(|label| {
+                let has_other = !label.is_detached() && !label.other.as_os_str().is_empty();
+                has_other.then_some(label.other)
+            })),
         }
+    }
+
+    /// The paths of the copies that the pool has now, if one of these paths is that of a copy which
+    /// was detached or replaced: a configuration may still name it. Logs a warning that names both.
+    ///
+    /// # Errors
+    /// If a label cannot be read.
+    pub fn current(&self) -> Result<PoolPaths, StoreError> {
+        let mut now = self.clone();
+        for _ in 0..HOPS_MAX {
+            let Some(label) = known(&now.path).ok().flatten().filter(Label::is_detached) else {
+                break;
+            };
+            if label.other.as_os_str().is_empty() || !has_copy(&label.other) {
+                break;
+            }
+            warn_replaced("path", &now.path, &label.other);
+            now.path = label.other;
+        }
+        if now.path != self.path && now.path2.as_ref() == Some(&now.path) {
+            now.path2 = None;
+        }
+        let Some(second) = &now.path2 else { return Ok(now) };
+        if is_replaced(second, &now.path) {
+            let other = now.first_label().map(|label| label.other);
+            warn_replaced("path2", second, other.as_deref().unwrap_or(&now.path));
+            now.path2 = other.filter(|it| !it.as_os_str().is_empty());
+        } else if is_replaced(&now.path, second) {
+            let label = known(second).ok().flatten();
+            let other = label.map(|label| label.other).filter(|it| !it.as_os_str().is_empty());
+            let path = other.unwrap_or_else(|| second.clone());
+            warn_replaced("path", &now.path, &path);
+            now.path2 = now.path2.take().filter(|second| *second != path);
+            now.path = path;
+        }
+        Ok(now)
+    }
+
+    fn first_label(&self) -> Option<Label> {
+        known(&self.path).ok().flatten()
     }
 
     /// The canonical paths. Makes the directories if there is no pool yet. If there is one, a
@@ -123,7 +179,8 @@ impl PoolPaths {
     /// If there is no pool, or no copy can be read and written by this process.
     pub fn superblock(&self) -> Result<Vec<u8>, StoreError> {
         let (mut copies, mut failed) = (Vec::new(), None);
-        for path in std::iter::once(&self.path).chain(&self.second()?) {
+        let now = self.current()?;
+        for path in std::iter::once(&now.path).chain(&now.second()?) {
             match superblock_at(path) {
                 Ok(slots) => copies.extend(slots),
                 Err(error) => _ = failed.get_or_insert(error),
@@ -154,7 +211,8 @@ impl PoolPaths {
     /// # Errors
     /// If another process has locked a copy, or the copies do not belong together.
     pub fn open_read_only<V: VerifyPool>(&self, verifier: &V) -> Result<PoolBacking, V::Error> {
-        let paths = PoolPaths { path2: self.second()?, ..self.clone() };
+        let now = self.current()?;
+        let paths = PoolPaths { path2: now.second()?, ..now };
         paths.lock_with(Purpose::ReadOnly, Ok)?.open(Terms::ReadOnly, verifier)
     }
 
@@ -185,12 +243,8 @@ impl PoolPaths {
         Ok(match &self.path2 {
             None => {
                 let one = with(take(&self.path)?)?;
-                // Another process may have attached a second copy before this one took the lock.
-                if read_label(&one)?.is_some() {
-                    let path = self.path.display().to_string();
-                    return Err(CopiesError::Changed { path }.into());
-                }
-                LockedPaths::One(one)
+                let path = one.path().to_owned();
+                LockedPaths::One(NamedCopy { directory: Some(one), path })
             }
             Some(second) => {
                 let both = [copy(&self.path)?, copy(second)?];
@@ -203,6 +257,43 @@ impl PoolPaths {
             }
         })
     }
+}
+
+/// Most copies that were detached one after the other, each of which names the next one.
+const HOPS_MAX: usize = 8;
+
+/// Whether there is a pool, or a copy that belongs to one.
+pub fn has_copy(path: &Path) -> bool {
+    is_pool(path).unwrap_or(false)
+        && known(path).is_ok_and(|label| label.is_none_or(|label| !label.is_detached()))
+}
+
+/// Whether the copy that was at `old` does not belong to the pool at `path` any more: it was
+/// detached, or nothing is there and the pool has its other copy elsewhere.
+fn is_replaced(old: &Path, path: &Path) -> bool {
+    if !has_copy(path) {
+        return false;
+    }
+    match known(old) {
+        Ok(Some(label)) => label.is_detached(),
+        Ok(None) if is_pool(old).unwrap_or(true) => false,
+        Ok(None) => {
+            let Some(label) = known(path).ok().flatten() else { return false };
+            let set = |path: &Path| known(path).ok().flatten().map(|other| other.set);
+            let real = old.canonicalize().unwrap_or_else(|_| old.to_owned());
+            label.other != real && label.other != old && set(&label.other) == Some(label.set)
+        }
+        Err(_) => false,
+    }
+}
+
+fn warn_replaced(field: &str, old: &Path, now: &Path) {
+    tracing::warn!(
+        "{field} `{}` names a copy that does not belong to the pool any more; opening `{}`. Change \
+         the configuration",
+        old.display(),
+        now.display()
+    );
 }
 
 /// Refuses paths that cannot be the two copies of one pool.
@@ -222,13 +313,13 @@ fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The other copy of a pool, as the label at `path` names it. It is not locked, so the label is
-/// checked again later. A path with an unreadable label is not a pool of one copy.
-fn known(path: &Path) -> Result<Option<PathBuf>, StoreError> {
+/// The label of the copy at `path`. It is not locked, so the label is checked again later. A path
+/// with an unreadable label is not a pool of one copy.
+fn known(path: &Path) -> Result<Option<Label>, StoreError> {
     if Disk::is_one(path) {
         let label = disk::label_of(path);
         let label = label.map_err(StoreError::io(format!("cannot read `{}`", path.display())))?;
-        return Ok(label.map(|bytes| Label::newest(&bytes)).transpose()?.map(|it| it.0.other));
+        return Ok(label.map(|bytes| Label::newest(&bytes)).transpose()?.map(|it| it.0));
     }
     let name = path.join(FILE);
     // Do not block if the label is a FIFO.
@@ -247,7 +338,7 @@ fn known(path: &Path) -> Result<Option<PathBuf>, StoreError> {
             return Err(StoreError::io(format!("cannot open `{}`", name.display()))(error));
         }
     };
-    Ok(Some(Label::newest(&bytes)?.0.other))
+    Ok(Some(Label::newest(&bytes)?.0))
 }
 
 /// Whether a path names a directory or disk, in which a pool may be.
@@ -271,6 +362,52 @@ fn same_kind(path: &Path, second: &Path, field: &'static str) -> Result<(), Stor
     let wanted = if Disk::is_one(path) { "a disk" } else { "a directory" };
     let wanted = format!("{wanted}, as `{}` is", path.display());
     Err(StoreError::Invalid { field, value: second.display().to_string(), wanted })
+}
+
+/// Locks an empty directory or an empty disk, which is to become a copy of a pool that is in use,
+/// and examines it. With `consent`, other data on a disk are overwritten. `used_bytes` is the
+/// length of the segments that the pool has.
+///
+/// # Errors
+/// If it is in use, not empty, too small, or of another kind than the copies of the pool.
+pub fn take_new(
+    mirror: &Mirror<PoolStore>,
+    new: &Path,
+    consent: bool,
+    kind: StoreKind,
+    used_bytes: u64,
+) -> Result<NamedCopy<PoolStore>, StoreError> {
+    let invalid = |wanted: String| {
+        let value = new.display().to_string();
+        Err(StoreError::Invalid { field: "NEW", value, wanted })
+    };
+    if !has_location(new)? {
+        let value = new.display();
+        return invalid(format!(
+            "an empty directory that exists (`mkdir {value}` makes it), or an empty disk"
+        ));
+    }
+    let real = new.canonicalize().unwrap_or_else(|_| new.to_owned());
+    let status = mirror.copy_status();
+    let is_copy = mirror.sides().iter().any(|side| side.path == real)
+        || status.iter().any(|copy| Path::new(&copy.path) == real);
+    if is_copy {
+        return invalid("a path that is no copy of this pool yet".to_owned());
+    }
+    same_kind(&mirror.path(), &real, "NEW")?;
+    let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
+    let store = PoolStore::take_for(&real, purpose)?.with(kind)?;
+    attach::check_new(mirror, &store)?;
+    let growth = store.growth_bytes();
+    if growth < used_bytes {
+        let found = Bytes(growth);
+        return invalid(format!(
+            "a directory whose file system has space for the pool, {}; it has {found}",
+            Bytes(used_bytes)
+        ));
+    }
+    store.prepare()?;
+    Ok(NamedCopy { directory: Some(store), path: real })
 }
 
 /// Makes an empty directory, or an empty disk, the second copy of a pool that is not open, and

@@ -1,46 +1,99 @@
-//! The log writer of a mirror. Each copy has its own log writer, and a write batch has ended when
-//! it has ended in both.
+//! The log writer of a mirror. Each copy that is written has its own log writer, and a write batch
+//! has ended when it has ended in all of them.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use blockyard_sync::event_count::{EventCount, Waker};
+use blockyard_sync::rcu_cell::RcuReader;
 
+use super::members::{CopyResults, Members, SLOTS};
 use super::{MirrorFile, Shared};
-use crate::SegmentStore;
 use crate::log_writer::{Durability, Ended, LogWriter, WriteBatch};
+use crate::{GoodCopies, SegmentStore};
 
 /// A write batch in flight.
 struct MirrorBatch<D: SegmentStore> {
     file: Arc<MirrorFile<D>>,
     range: Range<u64>,
-    /// Which copies it is written to.
-    targets: [bool; 2],
+    /// The copies to which it is written.
+    targets: GoodCopies,
+    /// Those of them that were good.
+    good: GoodCopies,
 }
+
+/// The wakers of the log writers, by slot.
+type Wakers = Arc<[OnceLock<Waker>; SLOTS]>;
 
 /// The log writer of a mirror.
 pub struct MirrorLogWriter<D: SegmentStore> {
     shared: Arc<Shared<D>>,
-    log_writers: [Option<D::LogWriter>; 2],
+    members: RcuReader<Members<D>>,
+    /// By slot. That of a copy which has joined is made for the first batch that goes there.
+    log_writers: [Option<D::LogWriter>; SLOTS],
+    wakers: Wakers,
     /// Write batches in flight, the oldest first.
     in_flight: VecDeque<MirrorBatch<D>>,
-    /// Write batches for the second copy, to be reused.
+    /// Write batches for other copies than the first, to be reused.
     spare: Vec<WriteBatch>,
 }
 
 impl<D: SegmentStore> MirrorLogWriter<D> {
     pub(super) fn new(
         shared: &Arc<Shared<D>>,
-        log_writers: [Option<D::LogWriter>; 2],
+        scratch: Option<&Arc<MirrorFile<D>>>,
     ) -> MirrorLogWriter<D> {
-        let (in_flight, spare) = (VecDeque::new(), Vec::new());
-        MirrorLogWriter { shared: Arc::clone(shared), log_writers, in_flight, spare }
+        let mut log_writer = MirrorLogWriter {
+            shared: Arc::clone(shared),
+            members: RcuReader::new(&shared.members),
+            log_writers: std::array::from_fn(|_| None),
+            wakers: Arc::new(std::array::from_fn(|_| OnceLock::new())),
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+        };
+        let members = shared.members();
+        let is_several = members.list().len() > 1;
+        for member in members.written() {
+            let scratch = scratch.and_then(|file| file.side(member.slot));
+            let own = member.directory().log_writer(scratch);
+            log_writer.add(member.slot, own, is_several);
+        }
+        log_writer
     }
 
-    /// Duplicates a write batch for the second copy.
+    fn add(&mut self, slot: usize, mut log_writer: D::LogWriter, is_several: bool) {
+        if is_several {
+            log_writer.submit_at_once();
+        }
+        if let Some(waker) = log_writer.waker() {
+            _ = self.wakers[slot].set(waker);
+        }
+        self.log_writers[slot] = Some(log_writer);
+    }
+
+    /// Makes the log writers of copies that have joined, and drops those of copies that were
+    /// detached.
+    #[cold]
+    fn renew(&mut self, members: &Members<D>) {
+        for member in members.written().filter(|it| !self.has(it.slot)).cloned().collect::<Vec<_>>()
+        {
+            self.log_writers.iter_mut().flatten().for_each(LogWriter::submit_at_once);
+            let own = member.directory().log_writer(None);
+            self.add(member.slot, own, true);
+        }
+        let in_flight = |slot| self.in_flight.iter().any(|batch| batch.targets.has(slot));
+        let gone = |slot: &usize| members.find(*slot).is_none() && !in_flight(*slot);
+        let gone: Vec<usize> = (0..SLOTS).filter(|slot| self.has(*slot)).filter(gone).collect();
+        gone.into_iter().for_each(|slot| self.log_writers[slot] = None);
+    }
+
+    fn has(&self, slot: usize) -> bool {
+        self.log_writers[slot].is_some()
+    }
+
+    /// Duplicates a write batch for another copy.
     fn duplicate(&mut self, write_batch: &WriteBatch) -> WriteBatch {
         let memory = &self.shared.memory;
         let spare = self.spare.pop();
@@ -57,11 +110,10 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         depths.min().unwrap_or(1)
     }
 
-    /// Wakes both log writers: when a copy fails, the committer sleeps in the other log writer.
+    /// Wakes all log writers: when a copy fails, the committer sleeps in another one.
     fn waker(&self) -> Option<Waker> {
-        let wakers: Vec<Waker> =
-            self.log_writers.iter().flatten().filter_map(LogWriter::waker).collect();
-        let call = move || wakers.iter().for_each(Waker::wake);
+        let wakers = Arc::clone(&self.wakers);
+        let call = move || wakers.iter().filter_map(OnceLock::get).for_each(Waker::wake);
         Some(Waker::new(call))
     }
 
@@ -73,49 +125,51 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         durability: Durability,
     ) {
         let range = offset..offset + write_batch.len() as u64;
+        // Invariant 6: first the range, then which copies get it. A resync waits for the range.
         file.begin(range.clone());
-        let good = self.shared.good();
-        let targets = std::array::from_fn(|at| {
-            good[at] && file.side(at).is_some() && self.log_writers[at].is_some()
-        });
-        let both = targets == [true, true];
-        let duplicate = both.then(|| self.duplicate(&write_batch));
-        let first = usize::from(!targets[0]);
-        if let (true, Some(log_writer), Some(file)) =
-            (targets[first], &mut self.log_writers[first], file.side(first))
+        let members = Arc::clone(self.members.get());
+        let written = members.written_slots();
+        if written.numbers().any(|slot| !self.has(slot)) {
+            self.renew(&members);
+        }
+        let targets = members.written().filter(|it| file.written_side(it).is_some());
+        let targets = GoodCopies::of(targets.map(|it| it.slot));
+        let good = targets.filter(|slot| members.good_slots().has(slot));
+        let mut rest = targets.numbers();
+        let first = rest.next();
+        for slot in rest {
+            let duplicate = self.duplicate(&write_batch);
+            if let (Some(log_writer), Some(file)) = (&mut self.log_writers[slot], file.side(slot)) {
+                log_writer.begin(file, offset, duplicate, durability);
+            }
+        }
+        if let Some(slot) = first
+            && let (Some(log_writer), Some(file)) = (&mut self.log_writers[slot], file.side(slot))
         {
             log_writer.begin(file, offset, write_batch, durability);
         }
-        if let (Some(duplicate), Some(log_writer), Some(file)) =
-            (duplicate, &mut self.log_writers[1], file.side(1))
-        {
-            log_writer.begin(file, offset, duplicate, durability);
-        }
-        self.in_flight.push_back(MirrorBatch { file: Arc::clone(file), range, targets });
+        self.in_flight.push_back(MirrorBatch { file: Arc::clone(file), range, targets, good });
     }
 
     fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
         let Some(oldest) = self.in_flight.front() else { return true };
-        let log_writers =
-            self.log_writers.iter_mut().zip(oldest.targets).filter(|(_, is_target)| *is_target);
-        // The other log writer ends at about the same time.
-        log_writers
-            .filter_map(|(log_writer, _)| log_writer.as_mut())
-            .next()
-            .is_none_or(|it| it.wait(event_count, is_there))
+        // The other log writers end at about the same time.
+        let first = oldest.targets.numbers().next();
+        let log_writer = first.and_then(|slot| self.log_writers[slot].as_mut());
+        log_writer.is_none_or(|it| it.wait(event_count, is_there))
     }
 
     fn end(&mut self) -> Option<Ended> {
-        let MirrorBatch { file, range, targets } = self.in_flight.pop_front()?;
-        let mut results: [Option<io::Result<()>>; 2] = [None, None];
+        let MirrorBatch { file, range, targets, good } = self.in_flight.pop_front()?;
+        let mut results = CopyResults::default();
         let mut write_batch = None;
-        let first = usize::from(!targets[0]);
-        for number in 0..2 {
-            let log_writer = self.log_writers[number].as_mut().filter(|_| targets[number]);
-            let Some((back, result)) = log_writer.and_then(LogWriter::end) else { continue };
-            results[number] = Some(result);
+        let first = targets.numbers().next();
+        for slot in targets.numbers() {
+            let ended = self.log_writers[slot].as_mut().and_then(LogWriter::end);
+            let Some((back, result)) = ended else { continue };
+            results.add_slot(slot, good.has(slot), result);
             match back {
-                Some(back) if number == first => write_batch = Some(back),
+                Some(back) if Some(slot) == first => write_batch = Some(back),
                 Some(mut duplicate) => {
                     duplicate.clear();
                     self.spare.push(duplicate);

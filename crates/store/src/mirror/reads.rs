@@ -8,44 +8,75 @@ use std::time::Duration;
 
 use blockyard_sync::rcu_cell::RcuReader;
 
-use super::{CopyState, MirrorFile};
-use crate::SegmentStore;
+use super::MirrorFile;
+use super::members::{Members, SLOTS};
 use crate::buffer::Buffer;
 use crate::reads::{FinishedRead, Reads};
+use crate::{EventFd, GoodCopies, SegmentStore};
 
-/// Longest sleep while reads of both copies are in flight, which happens only shortly after one has
-/// failed.
+/// Longest sleep while reads of several copies are in flight, which happens only shortly after one
+/// has failed or was detached.
 const BOTH: Duration = Duration::from_millis(1);
 
 /// Reads from a mirror.
 pub struct MirrorReads<D: SegmentStore> {
-    copies: RcuReader<[CopyState; 2]>,
-    reads: [Option<D::Reads>; 2],
+    members: RcuReader<Members<D>>,
+    event_fd: Option<EventFd>,
+    /// By slot.
+    reads: [Option<D::Reads>; SLOTS],
+    /// The slots of which there are reads.
+    opened: GoodCopies,
     /// Reads that could not start.
     refused: Vec<FinishedRead>,
 }
 
 impl<D: SegmentStore> MirrorReads<D> {
     pub(super) fn new(
-        copies: RcuReader<[CopyState; 2]>,
-        reads: [Option<D::Reads>; 2],
+        members: RcuReader<Members<D>>,
+        event_fd: Option<&EventFd>,
     ) -> MirrorReads<D> {
-        MirrorReads { copies, reads, refused: Vec::new() }
+        let reads = std::array::from_fn(|_| None);
+        let (opened, event_fd) = (GoodCopies::of(std::iter::empty()), event_fd.cloned());
+        let mut all = MirrorReads { members, event_fd, reads, opened, refused: Vec::new() };
+        all.renew();
+        all
     }
 
+    /// Makes the reads of good copies that have none yet. Those of a copy that was detached are
+    /// dropped when none is in flight.
+    #[cold]
+    fn renew(&mut self) {
+        let members = Arc::clone(self.members.get());
+        for member in members.good().filter(|it| !self.opened.has(it.slot)) {
+            self.reads[member.slot] = Some(member.directory().reads(self.event_fd.as_ref()));
+        }
+        for (slot, reads) in self.reads.iter_mut().enumerate() {
+            if members.find(slot).is_none() && reads.as_ref().is_some_and(|it| it.in_flight() == 0)
+            {
+                *reads = None;
+            }
+        }
+        let opened = self.reads.iter().enumerate().filter(|(_, reads)| reads.is_some());
+        self.opened = GoodCopies::of(opened.map(|(slot, _)| slot));
+    }
+
+    #[inline]
     fn each(&mut self) -> impl Iterator<Item = &mut D::Reads> {
-        self.reads.iter_mut().flatten()
+        let opened = self.opened;
+        let reads = self.reads.iter_mut().enumerate().take(opened.end());
+        reads.filter_map(|(_, reads)| reads.as_mut())
     }
 }
 
 impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
     fn begin(&mut self, token: u32, file: &Arc<MirrorFile<D>>, offset: u64, buffer: Buffer) {
-        let copies = **self.copies.get();
-        let sides = self.reads.iter_mut().enumerate();
-        let sides = sides.filter(|(number, _)| copies[*number].is_good());
-        let mut sides =
-            sides.filter_map(|(number, reads)| Some((reads.as_mut()?, file.side(number)?)));
-        match sides.next() {
+        let good = self.members.get().good_slots();
+        if good.numbers().any(|slot| !self.opened.has(slot)) {
+            self.renew();
+        }
+        let slot = good.numbers().find(|slot| file.side(*slot).is_some());
+        let found = slot.and_then(|slot| Some((self.reads[slot].as_mut()?, file.side(slot)?)));
+        match found {
             Some((reads, file)) => reads.begin(token, file, offset, buffer),
             None => {
                 let result = Err(io::Error::other("no copy is left"));
@@ -67,7 +98,7 @@ impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
     }
 
     fn in_flight(&self) -> usize {
-        let reads = self.reads.iter().flatten();
+        let reads = self.reads[..self.opened.end()].iter().flatten();
         self.refused.len() + reads.map(Reads::in_flight).sum::<usize>()
     }
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use blockyard_volume_format::{label, segment_name, superblock};
 
 use super::assemble::{failed, has_pool, newest};
+use super::members::{Member, Members, SLOTS};
 use super::{CopyState, Mirror, Verified, VerifyPool, only};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::StoreError;
-use crate::{Copies, Layout, SegmentStore, StoreFile};
+use crate::{Layout, SegmentStore, StoreFile};
 
 /// Bytes that are compared and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -31,7 +32,7 @@ fn is_shared(name: &str) -> bool {
 /// Returns an error if the superblock of a directory cannot be read any more: its disk is gone, or
 /// returns other data than it has stored. A disk that has bad sectors elsewhere can still read the
 /// superblock.
-fn check_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
+pub(super) fn check_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
     newest(directory, &directory.title()).map(drop).map_err(|error| match error {
         StoreError::Io { source, .. } => source,
         error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
@@ -89,7 +90,7 @@ fn copy_contents<F: StoreFile, T: StoreFile>(
 
 /// Reads a chunk of a file, unit by unit if it cannot be read as a whole. Returns the units that
 /// could not be read.
-fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
+pub(super) fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
     if file.read_at(at, into).is_ok() {
         return Vec::new();
     }
@@ -167,42 +168,47 @@ fn copy_all<D: SegmentStore>(
 impl<D: SegmentStore> Mirror<D> {
     /// Copies a file that is missing or shorter in one copy. The power was cut while it was made,
     /// or a user has removed it.
-    pub(super) fn complete(&self, name: &str, files: &mut [Option<D::File>; 2]) -> io::Result<()> {
+    pub(super) fn complete(
+        &self,
+        name: &str,
+        members: &Members<D>,
+        files: &mut Vec<(usize, D::File)>,
+    ) -> io::Result<()> {
         debug_assert_ne!(name, label::FILE, "each copy has its own");
         let shared = &self.0;
-        if !shared.writes || shared.good_ones().count() < 2 {
+        if !shared.writes || members.good().count() < 2 {
             return Ok(());
         }
-        let mut lens = [None, None];
-        for (number, file) in files.iter().enumerate() {
-            match file.as_ref().map(StoreFile::len).transpose() {
-                Ok(len) => lens[number] = len,
-                Err(error) => return shared.mark_failed(number, &error),
+        let mut lens = Vec::new();
+        for member in members.good() {
+            let file = files.iter().find(|(slot, _)| *slot == member.slot);
+            match file.map(|(_, file)| file.len()).transpose() {
+                Ok(len) => lens.push((len, member)),
+                Err(error) => return shared.mark_failed(member.slot, &error),
             }
         }
-        let [first, second] = lens;
-        if first == second {
-            return Ok(());
-        }
-        let (from, to) = if first > second { (0, 1) } else { (1, 0) };
-        let [Some(owner), Some(target)] = [from, to].map(|at| shared.sides[at].directory.as_ref())
-        else {
+        let Some(&(longest, owner)) = lens.iter().max_by_key(|(len, _)| *len) else {
             return Ok(());
         };
-        let Some(source) = &files[from] else { return Ok(()) };
-        let title = &shared.sides[to].title;
-        match copy_file(source, target, name, &|| check_alive(owner)) {
-            Ok(file) => {
-                tracing::warn!(
-                    "{title}/{name}: the file was missing or too short; copied it from the other \
-                     copy"
-                );
-                shared.repaired(to);
-                files[to] = Some(file);
-                Ok(())
+        for (_, member) in lens.iter().filter(|(len, _)| *len < longest) {
+            let source = files.iter().find(|(slot, _)| *slot == owner.slot);
+            let Some((_, source)) = source else { return Ok(()) };
+            let title = &member.side.title;
+            let check = || check_alive(owner.directory());
+            match copy_file(source, member.directory(), name, &check) {
+                Ok(file) => {
+                    tracing::warn!(
+                        "{title}/{name}: the file was missing or too short; copied it from the \
+                         other copy"
+                    );
+                    shared.repaired(member.slot);
+                    files.retain(|(slot, _)| *slot != member.slot);
+                    files.push((member.slot, file));
+                }
+                Err(error) => shared.mark_failed(member.slot, &error)?,
             }
-            Err(error) => shared.mark_failed(to, &error),
         }
+        Ok(())
     }
 }
 
@@ -215,9 +221,9 @@ impl<D: SegmentStore> Mirror<D> {
         verifier: &V,
         progress: &mut ResyncProgress<'_>,
     ) -> Result<(), V::Error> {
-        let [source, target] = self.ends(number);
-        let sides = &self.0.sides;
-        let (title, source_title) = (&sides[number].title, &sides[1 - number].title);
+        let [from, to] = self.ends(number);
+        let (source, target) = (from.directory(), to.directory());
+        let (title, source_title) = (&to.side.title, &from.side.title);
         // Without a valid superblock, the source has lost its data.
         let newest = newest(source, source_title)?;
         let layout = Layout { align: newest.align, segment_bytes: newest.segment_bytes };
@@ -237,6 +243,10 @@ impl<D: SegmentStore> Mirror<D> {
                 repaired?;
             }
         }
+        if self.0.members().resyncing().next().is_none() {
+            // A repair could not be written to it.
+            return Ok(());
+        }
         let written = match ready.and_then(|()| Ok(self.copy(number, segments, progress)?)) {
             Ok(written) => written,
             Err(error) => return Ok(self.fail_resync(number, &error)?),
@@ -250,12 +260,11 @@ impl<D: SegmentStore> Mirror<D> {
         Ok(())
     }
 
-    /// The source and the target of a resync of the copy `number`.
-    fn ends(&self, number: usize) -> [&D; 2] {
-        [1 - number, number].map(|at| {
-            let directory = self.0.sides[at].directory.as_ref();
-            directory.expect("a copy that is good, stale or resyncing is present")
-        })
+    /// The source and the target of a resync of the copy `number`. While a mirror is assembled, the
+    /// slots are the numbers.
+    fn ends(&self, number: usize) -> [Member<D>; 2] {
+        let members = self.0.members();
+        [1 - number, number].map(|at| members.find(at).expect("a pair has both numbers").clone())
     }
 
     fn begin_resync(&self, number: usize) {
@@ -266,7 +275,9 @@ impl<D: SegmentStore> Mirror<D> {
     /// does already (invariant 3).
     fn end_resync(&self, number: usize) -> io::Result<()> {
         let mut state = self.0.state();
-        self.0.record(&state, number, [true, true])?;
+        let new = self.0.members().with_state(number, CopyState::Good);
+        let member = new.find(number).ok_or(io::ErrorKind::NotFound)?;
+        self.0.record(&state, &new, member, None)?;
         self.0.set_copy(&mut state, number, CopyState::Good, None);
         Ok(())
     }
@@ -274,8 +285,8 @@ impl<D: SegmentStore> Mirror<D> {
     /// Continues with the source alone, and records that in its label: whatever the label of the
     /// copy `number` says by now, that one is not good.
     fn fail_resync(&self, number: usize, why: &dyn fmt::Display) -> Result<(), StoreError> {
-        let sides = &self.0.sides;
-        let (title, source_title) = (&sides[number].title, &sides[1 - number].title);
+        let [from, to] = self.ends(number);
+        let (title, source_title) = (&to.side.title, &from.side.title);
         tracing::error!(
             "{title}: the resync has failed: {why}; the pool continues with `{source_title}` alone"
         );
@@ -293,15 +304,17 @@ impl<D: SegmentStore> Mirror<D> {
         segments: usize,
         progress: &mut ResyncProgress<'_>,
     ) -> Result<u64, StoreError> {
-        debug_assert_eq!(self.0.resyncing(), Some(number), "invariant 4: the target of a resync");
-        let (shared, [source, target]) = (&self.0, self.ends(number));
-        let [title, source_title] = [number, 1 - number].map(|at| &shared.sides[at].title);
+        debug_assert!(
+            self.0.members().resyncing().any(|it| it.slot == number),
+            "invariant 4: the target of a resync"
+        );
+        let [from, to] = self.ends(number);
         // From here on the target cannot be used without the source.
-        shared
-            .record(&shared.state(), number, only(1 - number))
-            .map_err(failed(&shared.sides[number].path))?;
-        let doing = format!("cannot resync `{title}` from `{source_title}`");
-        copy_all(source, target, segments, progress).map_err(StoreError::io(doing))
+        let recorded = self.0.record(&self.0.state(), &self.0.members(), &to, None);
+        recorded.map_err(failed(&to.side.path))?;
+        let doing = format!("cannot resync `{}` from `{}`", to.side.title, from.side.title);
+        copy_all(from.directory(), to.directory(), segments, progress)
+            .map_err(StoreError::io(doing))
     }
 
     /// Before the copy `number` is overwritten: reads everything from the good copy, and repairs
@@ -318,14 +331,13 @@ impl<D: SegmentStore> Mirror<D> {
         verifier: &V,
     ) -> Result<(), V::Error> {
         let shared = &self.0;
-        let (title, source_title) = (&shared.sides[number].title, &shared.sides[1 - number].title);
-        let [source, _] = self.ends(number);
+        let [from, to] = self.ends(number);
+        let (title, source_title) = (&to.side.title, &from.side.title);
         let mut alive = Ok(());
-        let verified =
-            verifier.verify(Copies::Two(Mirror(Arc::clone(shared))), segments, &mut || {
-                alive = check_alive(source);
-                alive.is_ok()
-            });
+        let verified = verifier.verify(Mirror(Arc::clone(shared)), segments, &mut || {
+            alive = check_alive(from.directory());
+            alive.is_ok()
+        });
         alive.map_err(StoreError::io(format!("cannot read `{source_title}` any more")))?;
         let Verified { repaired, damaged } = verified.inspect_err(|error| {
             tracing::error!("{source_title}: {error}; the copy at `{title}` is left as it is");
@@ -344,6 +356,15 @@ impl<D: SegmentStore> Mirror<D> {
     pub(super) fn advance(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
         let mut state = self.0.state();
         state.generation = state.generation.saturating_add(1);
-        self.0.record(&state, number, good).map_err(failed(&self.0.sides[number].path))
+        let mut new = self.0.members().without(SLOTS);
+        for (number, is_good) in good.into_iter().enumerate() {
+            let is_now = new.find(number).is_some_and(|it| it.state.is_good());
+            if is_now != is_good {
+                let next = if is_good { CopyState::Good } else { CopyState::Failed };
+                new = new.with_state(number, next);
+            }
+        }
+        let Some(member) = new.find(number) else { return Ok(()) };
+        self.0.record(&state, &new, member, None).map_err(failed(&member.side.path))
     }
 }

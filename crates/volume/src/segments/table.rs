@@ -122,6 +122,14 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// Raises the most segments that there may be. They are made when they are needed.
+    pub(super) fn grow(&mut self, count_max: usize) {
+        if count_max > self.count_max {
+            self.count_max = count_max;
+            self.full = false;
+        }
+    }
+
     /// A table of `count` segments of `bytes` bytes, all in use, of at most `count_max`.
     pub(super) fn new(count: usize, count_max: usize, bytes: u32) -> Table {
         Table {

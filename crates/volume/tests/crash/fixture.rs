@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use blockyard_core::Status;
-use blockyard_store::Copies;
 use blockyard_store::mirror::Mirror;
 use blockyard_store::mirror::assemble::{NamedCopy, Terms};
 use blockyard_testing::directory::SimulatedDirectory;
@@ -22,7 +21,7 @@ use blockyard_volume_format::entry::Entry;
 use crate::turns::{self, Turns};
 
 /// The store of a rig: one copy or two.
-pub(crate) type Store = Copies<SimulatedStore>;
+pub(crate) type Store = Mirror<SimulatedStore>;
 
 /// The contents of a volume: for each block the number of the step that wrote it, 0 for zeros.
 pub(crate) type Blocks = Vec<u64>;
@@ -249,7 +248,7 @@ pub(crate) fn assemble(
         NamedCopy { directory: first, path: "a".into() },
         NamedCopy { directory: second, path: "b".into() },
     ];
-    Ok(Store::Two(Mirror::assemble(given, terms, &PoolVerifier)?))
+    Mirror::assemble(given, terms, &PoolVerifier)
 }
 
 /// The store of a shape: one copy, or two assembled.
@@ -261,7 +260,7 @@ pub(crate) fn store(
     if shape.mirror {
         return assemble(pair(directory, shape.depth).map(Some), terms);
     }
-    Ok(Store::One(SimulatedStore::new(directory).with_depth(shape.depth)))
+    Ok(Mirror::single(SimulatedStore::new(directory).with_depth(shape.depth), "pool"))
 }
 
 /// Opens the pool on a store.
@@ -322,7 +321,7 @@ impl Fixture {
         directory: &SimulatedDirectory,
         shape: &Shape,
     ) -> Result<Fixture, VolumeError> {
-        Fixture::of(Store::One(store), directory, shape)
+        Fixture::of(Mirror::single(store, "pool"), directory, shape)
     }
 
     /// Opens the pool on a given store.

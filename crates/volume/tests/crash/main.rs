@@ -20,6 +20,7 @@ mod losses;
 mod mirror;
 mod once;
 mod partly;
+mod replace;
 mod reservation;
 mod rot;
 mod settle;

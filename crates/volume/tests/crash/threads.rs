@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use blockyard_core::Status;
+use blockyard_store::Mirror;
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
@@ -34,7 +35,7 @@ fn start(shape: &Shape) -> (SimulatedStore, Pool) {
     let directory = SimulatedDirectory::default();
     format(&directory, shape);
     let store = SimulatedStore::new(&directory);
-    let running = Running::start(Store::One(store.clone()), shape.options).unwrap();
+    let running = Running::start(Mirror::single(store.clone(), "pool"), shape.options).unwrap();
     (store, running)
 }
 
@@ -362,7 +363,7 @@ fn a_full_pool_works_with_its_threads() {
         let shape = shape(48);
         assert!(read(&mut handle, &shape).unwrap() == model);
         drop((handle, running));
-        let running = Running::start(Store::One(store.clone()), shape.options).unwrap();
+        let running = Running::start(Mirror::single(store.clone(), "pool"), shape.options).unwrap();
         assert!(read(&mut self::handle(&running), &shape).unwrap() == model, "opened again");
     }
     assert!(refused > 0 && done > 1000, "{refused} refused, {done} done");

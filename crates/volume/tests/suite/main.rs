@@ -17,3 +17,4 @@ mod losses;
 mod mirror;
 mod owner;
 mod panic;
+mod replace;

@@ -501,8 +501,12 @@ fn conflicting_parameters_are_refused_by_field() {
     assert_eq!(field(VolumeConfig { copies: 1, path2: None, ..good.clone() }), "copies");
     // The lock of either copy excludes others.
     let volume = Volume::open_with(good.clone(), options()).unwrap();
-    // A pool that is open with another second copy is refused.
+    // Nothing is at another `path2`: the pool knows its copies. The volume is a device already.
     let third = place.path().join("c");
+    assert_eq!(field(VolumeConfig { path2: Some(third.clone()), ..good.clone() }), "path");
+    assert!(!third.exists());
+    // A pool there is not passed over.
+    drop(Running::open(&third, options()).unwrap());
     assert_eq!(field(VolumeConfig { path2: Some(third), ..good }), "path2");
     let named = Running::open(&second, options()).unwrap();
     assert!(Arc::ptr_eq(volume.running(), &named));

@@ -175,7 +175,7 @@ pub(super) async fn scrub(
         let pool = devices.pool(request.pool.as_deref())?;
         let scrubbed = devices.scrubbed(&pool);
         match devices.scrubs().state(&scrubbed).is_some_and(|scrub| scrub.running) {
-            true => Err(being_scrubbed(pool.path())),
+            true => Err(being_scrubbed(&pool.path())),
             false => Ok(scrubbed),
         }
     });

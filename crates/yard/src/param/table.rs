@@ -453,6 +453,13 @@ const VOLUME: &[Param] = &[
         "most bytes that such a scrub reads in a second; 0: any number",
     ),
     param(
+        "resync_rate",
+        size(0, PIB),
+        "0",
+        "most bytes that a resync compares in a second while the pool is in use; 0: any number; of \
+         several volumes the last that is opened decides",
+    ),
+    param(
         "key_file",
         PATH,
         "",

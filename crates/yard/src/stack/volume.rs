@@ -22,6 +22,9 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         .and_then(|config| Volume::open_provisional(config, blockyard_volume::Options::default()));
     let volume = opened.map_err(|error| refused(spec, error))?;
     let (pool, provisional) = (Some(Arc::clone(volume.running())), volume.provisional().clone());
+    if spec.is_set("resync_rate") {
+        volume.running().set_resync_rate(spec.number("resync_rate"));
+    }
     let (mark, id) = volume.identity();
     let identity = format!("{}/{id}", pool_identity(mark));
     let disk = with_delay::<Conventional, _>(spec, volume)?;

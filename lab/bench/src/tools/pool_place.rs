@@ -241,7 +241,7 @@ fn take(path: &Path) -> Result<PoolStore, StoreError> {
 pub fn running(path: &Path, options: Options) -> Result<Arc<Running>, LabError> {
     let directory = take(path).and_then(|directory| directory.with(options.store));
     let directory = directory.map_err(failed(path))?;
-    let directory = PoolBacking::One(directory);
+    let directory = PoolBacking::single(directory, path);
     Running::start(directory, options).map_err(failed(path))
 }
 

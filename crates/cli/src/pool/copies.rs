@@ -1,0 +1,154 @@
+//! `pool attach`, `pool detach`, `pool replace` and `pool resync`: the copies of a pool that may be
+//! in use.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockyard_yard::volumes::{CopyView, PoolView, ResyncView, VolumeDone, VolumeRequest};
+
+use crate::args::{
+    PoolAttachArgs, PoolDetachArgs, PoolReplaceArgs, PoolResyncArgs, ResyncOptions, VolumePoolArgs,
+};
+use crate::devices::print_json;
+use crate::failure::{Code, Failure};
+use crate::volume::pool::{Make, PoolAccess, text};
+use crate::volume::progress::ProgressLine;
+use crate::volume::refused;
+
+/// How often a resync is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+pub(super) fn attach(args: &PoolAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let request = new_copy(&args.new, &args.options)?;
+    join(&args.pool, "attach", request, &args.options, &args.new, out)
+}
+
+pub(super) fn replace(args: &PoolReplaceArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let copy = Some(text(&absolute(&args.old)?)?);
+    let request = VolumeRequest { copy, ..new_copy(&args.new, &args.options)? };
+    join(&args.pool, "replace", request, &args.options, &args.new, out)
+}
+
+pub(super) fn detach(args: &PoolDetachArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let copy = Some(text(&absolute(&args.copy)?)?);
+    let request = VolumeRequest { copy, ..VolumeRequest::default() };
+    let done = PoolAccess::find(&args.pool, Make::Never)?.work("detach", request)?;
+    print(&args.pool, &done, out)
+}
+
+pub(super) fn resync(args: &PoolResyncArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
+    let verb = match (args.pause, args.resume) {
+        (true, _) => "pause-resync",
+        (_, true) => "resume-resync",
+        _ => "resync",
+    };
+    if args.rate.is_some() || args.pause || args.resume {
+        let PoolAccess::There(..) = &pool else {
+            let path = args.pool.pool.display();
+            let text = format!(
+                "invalid POOL `{path}`: no yard has it open; expected one of a yard, which resyncs \
+                 it"
+            );
+            return Err(Failure::new(Code::Refused, text));
+        };
+    }
+    if args.pause || args.resume {
+        let done = pool.work(verb, VolumeRequest::default())?;
+        return print(&args.pool, &done, out);
+    }
+    if let Some(rate) = args.rate {
+        let request = VolumeRequest { rate_bytes: Some(rate), ..VolumeRequest::default() };
+        let done = pool.work(verb, request)?;
+        return print(&args.pool, &done, out);
+    }
+    wait(&pool)?;
+    let done = VolumeDone { done: "no resync is to be done".to_owned(), ..VolumeDone::default() };
+    print(&args.pool, &done, out)
+}
+
+/// The request for a new copy.
+fn new_copy(new: &Path, options: &ResyncOptions) -> Result<VolumeRequest, Failure> {
+    Ok(VolumeRequest {
+        new: Some(text(&absolute(new)?)?),
+        force: options.force,
+        rate_bytes: options.rate,
+        ..VolumeRequest::default()
+    })
+}
+
+/// A path that a yard understands, which was started in another directory.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error| Failure::new(Code::Failed, format!("{}: {error}", path.display()));
+    match path.canonicalize() {
+        Ok(path) => Ok(path),
+        // The disk may be gone.
+        Err(_) => std::path::absolute(path).map_err(failed),
+    }
+}
+
+fn join(
+    args: &VolumePoolArgs,
+    verb: &str,
+    request: VolumeRequest,
+    options: &ResyncOptions,
+    new: &Path,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let pool = PoolAccess::find(args, Make::Never)?;
+    let done = pool.work(verb, request)?;
+    let is_here = matches!(pool, PoolAccess::Here(_));
+    if !is_here && !options.wait {
+        return print(args, &done, out);
+    }
+    wait(&pool)?;
+    let new = absolute(new)?;
+    let view = view(&pool)?;
+    let copy = view.copies.iter().find(|copy| Path::new(&copy.path) == new);
+    if let Some(CopyView { good: false, why, state, .. }) = copy {
+        let why = why.as_deref().unwrap_or(state);
+        let text = format!("the resync of {} has failed: {why}", new.display());
+        return Err(Failure::new(Code::Failed, text));
+    }
+    let done = VolumeDone { done: format!("{} is a good copy", new.display()), ..done };
+    print(args, &done, out)
+}
+
+/// Waits until no copy is resyncing, and shows the progress.
+fn wait(pool: &PoolAccess) -> Result<(), Failure> {
+    let mut progress = ProgressLine::new("equal");
+    while let Some(ResyncView { done_bytes, total_bytes, .. }) = view(pool)?.resync {
+        progress.tell(done_bytes, Some(total_bytes));
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(())
+}
+
+/// The state of the pool.
+fn view(pool: &PoolAccess) -> Result<PoolView, Failure> {
+    match pool {
+        PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
+        PoolAccess::There(client, path) => {
+            let is_it = |view: &PoolView| {
+                let mut copies = view.copies.iter().map(|copy| &copy.path);
+                Path::new(&view.path) == path || copies.any(|it| Path::new(it) == path)
+            };
+            let mut pools = client.pools()?;
+            // The copy by which the command found the pool may have been replaced meanwhile.
+            let at = pools.iter().position(is_it).or((pools.len() == 1).then_some(0));
+            let gone = || {
+                let text = format!("{} is not open there any more", path.display());
+                Failure::new(Code::Failed, text)
+            };
+            at.map(|at| pools.swap_remove(at)).ok_or_else(gone)
+        }
+    }
+}
+
+fn print(args: &VolumePoolArgs, done: &VolumeDone, out: &mut impl Write) -> Result<(), Failure> {
+    if args.talk.json {
+        return print_json(done, out);
+    }
+    Ok(writeln!(out, "{}", done.done)?)
+}

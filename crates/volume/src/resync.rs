@@ -1,0 +1,267 @@
+//! The copies of a pool in use: attaching, detaching and replacing one, and the thread that resyncs
+//! a copy which has joined.
+//!
+//! The thread runs while a copy is resyncing. It copies a piece, then pauses as long as the rate
+//! limit wants. It ends when the copy is good, has failed or was detached, or the pool is closed:
+//! the next opening continues.
+//!
+//! ```text
+//!           start, or another copy joins             the resync has ended
+//!   none ────────────────────────────────▸ running ─────────────────────────▸ none
+//!                                           │   ▴
+//!                                     pause ▾   │ resume
+//!                                          paused
+//! ```
+#![allow(clippy::disallowed_types)] // Copies join rarely, and the thread looks once for each piece.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use blockyard_store::mirror::locations;
+use blockyard_store::mirror::{Resync, ResyncStatus, Resynced};
+use blockyard_store::{Mirror, SegmentStore, StoreError, StoreLocation as _};
+
+use crate::error::VolumeError;
+use crate::pool::Pool;
+use crate::running::Running;
+
+/// How long the thread waits for a write of a client to the range that is next.
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
+
+/// Longest sleep before the thread looks whether it is to stop, or whether the rate has changed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The thread that resyncs a copy, and its settings.
+#[derive(Debug, Default)]
+pub(crate) struct Background {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    control: Arc<ResyncControl>,
+}
+
+/// The settings of the thread, and when it began.
+#[derive(Debug, Default)]
+struct ResyncControl {
+    is_stopping: AtomicBool,
+    is_paused: AtomicBool,
+    /// Bytes per second; 0 for no limit.
+    rate: AtomicU64,
+    /// When the thread began, and the bytes that were equal then.
+    began: Mutex<Option<(Instant, u64)>>,
+}
+
+/// The progress of the resync of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResyncProgress {
+    /// The path of the copy that is resyncing.
+    pub path: PathBuf,
+    /// Bytes of the pool that are equal there.
+    pub done_bytes: u64,
+    /// Bytes of the pool.
+    pub total_bytes: u64,
+    /// Bytes that were written because they differed, since the pool was opened.
+    pub written_bytes: u64,
+    /// The mean rate since the pool was opened or the copy joined, in bytes per second.
+    pub rate_bytes: u64,
+    /// The limit, in bytes per second; 0 for none.
+    pub limit_bytes: u64,
+    /// Whether it is paused.
+    pub is_paused: bool,
+}
+
+impl ResyncProgress {
+    /// The time until the end at this rate, in seconds; `None` if it is unknown.
+    pub fn left_s(&self) -> Option<u64> {
+        let left = self.total_bytes.saturating_sub(self.done_bytes);
+        (self.rate_bytes > 0 && !self.is_paused).then(|| left.div_ceil(self.rate_bytes))
+    }
+}
+
+impl ResyncControl {
+    // Relaxed, here and below: each value publishes nothing but itself.
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    /// Pauses after a piece of this length that took `took`, as the rate limit wants. Returns
+    /// whether to continue.
+    fn keep(&self, bytes: u64, took: Duration) -> bool {
+        let began = Instant::now();
+        loop {
+            let rate = self.rate.load(Ordering::Relaxed);
+            let due = match rate {
+                0 => Duration::ZERO,
+                rate => Duration::from_secs_f64(bytes as f64 / rate as f64),
+            };
+            let left = due.saturating_sub(took + began.elapsed());
+            let is_paused = self.is_paused.load(Ordering::Relaxed);
+            if self.is_stopping() || (left.is_zero() && !is_paused) {
+                return !self.is_stopping();
+            }
+            std::thread::sleep(if is_paused { LOOK_INTERVAL } else { left.min(LOOK_INTERVAL) });
+        }
+    }
+
+    fn began(&self) -> MutexGuard<'_, Option<(Instant, u64)>> {
+        self.began.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Background {
+    /// Ends the thread. The resync continues at the next opening.
+    pub(crate) fn stop(&self) {
+        self.control.is_stopping.store(true, Ordering::Relaxed);
+        self.join();
+    }
+
+    fn join(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of a resync has panicked");
+        }
+    }
+}
+
+/// Resyncs a copy until that has ended, or the pool is closed.
+fn run<S: SegmentStore>(
+    pool: &Pool<Mirror<S>>,
+    mut resync: Resync<S>,
+    control: &ResyncControl,
+) -> Result<(), StoreError> {
+    loop {
+        let began = Instant::now();
+        let step = resync.step(&pool.segments().files())?;
+        let goes_on = match step {
+            Resynced::Bytes(bytes) => {
+                if control.began().is_none() {
+                    let done = pool.segments().directory().resync_status();
+                    let done = done.map_or(0, |status| status.done_bytes);
+                    *control.began() = Some((began, done));
+                }
+                control.keep(bytes, began.elapsed())
+            }
+            Resynced::InFlight => {
+                control.keep(0, Duration::ZERO) && {
+                    std::thread::sleep(IN_FLIGHT_PAUSE);
+                    true
+                }
+            }
+            Resynced::Complete => {
+                pool.segments().renew();
+                false
+            }
+            Resynced::Ended => false,
+        };
+        if !goes_on {
+            return Ok(());
+        }
+    }
+}
+
+impl<S: SegmentStore> Running<Mirror<S>> {
+    /// Starts the thread that resyncs, if a copy is resyncing and the thread does not run.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn start_resync(&self) -> Result<(), VolumeError> {
+        let Background { thread, control } = self.background();
+        let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = thread.take() {
+            if !before.is_finished() {
+                *thread = Some(before);
+                return Ok(());
+            }
+            _ = before.join();
+        }
+        let Some(resync) = self.pool().segments().directory().resync_in_background() else {
+            return Ok(());
+        };
+        *control.began() = None;
+        let (pool, control) = (Arc::clone(self.pool()), Arc::clone(control));
+        let run = move || {
+            if let Err(error) = run(&pool, resync, &control) {
+                tracing::error!("{}: {error}", pool.segments().directory().title());
+            }
+        };
+        let started = std::thread::Builder::new().name("volume-resync".to_owned()).spawn(run);
+        *thread = Some(started.map_err(VolumeError::io("cannot start the thread of a resync"))?);
+        Ok(())
+    }
+
+    /// The progress of the resync, if one is to be done.
+    pub fn resync_progress(&self) -> Option<ResyncProgress> {
+        let status = self.pool().segments().directory().resync_status()?;
+        let ResyncStatus { path, done_bytes, total_bytes, written_bytes } = status;
+        let control = &self.background().control;
+        let rate = control.began().map(|(at, from)| {
+            let elapsed = at.elapsed().as_secs_f64().max(0.001);
+            (done_bytes.saturating_sub(from) as f64 / elapsed) as u64
+        });
+        Some(ResyncProgress {
+            path,
+            done_bytes,
+            total_bytes,
+            written_bytes,
+            rate_bytes: rate.unwrap_or(0),
+            limit_bytes: control.rate.load(Ordering::Relaxed),
+            is_paused: control.is_paused.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Waits until the resync has ended, if one runs: the copy is good then, or has failed.
+    pub fn wait_for_resync(&self) {
+        self.background().join();
+    }
+
+    /// Limits the rate of the resync, also of one that runs: bytes per second; 0 for no limit.
+    pub fn set_resync_rate(&self, bytes_per_second: u64) {
+        self.background().control.rate.store(bytes_per_second, Ordering::Relaxed);
+    }
+
+    /// Pauses the resync, or lets it continue. An opening of the pool ends the pause.
+    pub fn pause_resync(&self, is_paused: bool) {
+        self.background().control.is_paused.store(is_paused, Ordering::Relaxed);
+    }
+
+    /// Removes the copy at a path from the pool.
+    ///
+    /// # Errors
+    /// If there is no such copy, it is the last good one, or the labels cannot be written.
+    pub fn detach(&self, path: &Path) -> Result<(), VolumeError> {
+        self.pool().segments().directory().detach(path)?;
+        self.pool().segments().renew();
+        self.add_former(vec![path.canonicalize().unwrap_or_else(|_| path.to_owned())]);
+        Ok(())
+    }
+}
+
+impl Running {
+    /// Makes an empty directory or an empty disk a copy of the pool, which resyncs in the
+    /// background. With `replaces`, the copy at that path leaves the pool when the new one is good.
+    /// With `consent`, other data on a disk are overwritten.
+    ///
+    /// # Errors
+    /// If the new copy is in use, not empty or too small, or the pool cannot get one now.
+    pub fn attach(
+        &self,
+        new: &Path,
+        replaces: Option<&Path>,
+        consent: bool,
+    ) -> Result<(), VolumeError> {
+        let segments = self.pool().segments();
+        let mirror = segments.directory();
+        mirror.check_join(new, replaces)?;
+        let used_bytes = segments.counts().all as u64 * u64::from(segments.bytes());
+        let kind = self.pool().options().store;
+        let given = locations::take_new(mirror, new, consent, kind, used_bytes)?;
+        let path = given.path.clone();
+        mirror.join(given, replaces)?;
+        // A configuration names the old copy until it is changed.
+        let old = replaces.map(|old| old.canonicalize().unwrap_or_else(|_| old.to_owned()));
+        self.add_former(old.into_iter().collect());
+        self.add_place(path);
+        self.start_resync()
+    }
+}

@@ -1,0 +1,366 @@
+//! A copy joins a pool in use, is resynced, replaces another one or is detached, while clients
+//! write, and the power is cut after any operation of the disk: the pool has everything that was
+//! durable, in each good copy, and a copy that is half resynced is never believed.
+
+use blockyard_core::Status;
+use blockyard_store::mirror::assemble::{NamedCopy, Terms};
+use blockyard_store::mirror::{CopyState, Resync, Resynced};
+use blockyard_store::{Mirror, SegmentFiles as _, SegmentStore as _, StoreError, StoreFile as _};
+use blockyard_testing::directory::SimulatedDirectory;
+use blockyard_testing::seed::Seed;
+use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
+use blockyard_volume::{PoolVerifier, VolumeError};
+use blockyard_volume_format::label::{self, Label};
+
+use crate::fixture::{Fixture, Shape, Step, Store, USE, format, store};
+use crate::{shape, work};
+
+/// The copy at a path: `pool` is the only copy of a pool that began with one.
+fn copy(directory: &SimulatedDirectory, shape: &Shape, path: &str) -> SimulatedStore {
+    let copy = SimulatedStore::new(directory).with_depth(shape.depth);
+    match path {
+        "pool" => copy,
+        "a" => copy.with_prefix("a/"),
+        "b" => copy.with_prefix("b/"),
+        "c" => copy.with_prefix("c/"),
+        other => panic!("no copy is at `{other}`"),
+    }
+}
+
+fn named(directory: &SimulatedDirectory, shape: &Shape, path: &str) -> NamedCopy<SimulatedStore> {
+    let store = copy(directory, shape, path);
+    // A directory without a file is one whose disk is not mounted.
+    let is_there = path == "pool" || !store.names().unwrap().is_empty();
+    NamedCopy { directory: is_there.then_some(store), path: path.into() }
+}
+
+fn label_of(directory: &SimulatedDirectory, shape: &Shape, path: &str) -> Option<Label> {
+    let file = copy(directory, shape, path).open(label::FILE).unwrap()?;
+    let mut bytes = vec![0; label::BYTES];
+    file.read_at(0, &mut bytes).unwrap();
+    Some(Label::newest(&bytes).unwrap().0)
+}
+
+/// Opens the pool as a configuration does that names one of its first copies.
+fn reopen(
+    directory: &SimulatedDirectory,
+    shape: &Shape,
+    path: &str,
+    terms: Terms,
+) -> Result<Store, VolumeError> {
+    let label = label_of(directory, shape, path);
+    let given = named(directory, shape, path);
+    let store = match label {
+        Some(label) if label.is_detached() => {
+            return reopen(directory, shape, label.other.to_str().unwrap(), terms);
+        }
+        Some(label) if !label.other.as_os_str().is_empty() => {
+            let other = named(directory, shape, label.other.to_str().unwrap());
+            Mirror::assemble([given, other], terms, &PoolVerifier)?
+        }
+        _ => Mirror::assemble_single(given, terms)?,
+    };
+    store.resume_joining(|path| {
+        let given = named(directory, shape, path.to_str().unwrap());
+        let missing = || StoreError::NoPool { path: path.to_owned(), why: "missing".to_owned() };
+        given.directory.ok_or_else(missing)
+    })?;
+    Ok(store)
+}
+
+fn resync(fixture: &Fixture) -> Option<Resync<SimulatedStore>> {
+    let resync = fixture.pool.segments().directory().resync_in_background()?;
+    Some(resync.with_cursor_bytes(u64::from(fixture.pool.segments().bytes()) * 2))
+}
+
+/// Takes steps of a resync to its end.
+fn finish(fixture: &Fixture) {
+    let Some(mut resync) = resync(fixture) else { return };
+    loop {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(_) | Resynced::InFlight => {}
+            Resynced::Complete => return fixture.pool.segments().renew(),
+            Resynced::Ended => panic!("the copy has failed"),
+        }
+    }
+}
+
+/// Takes steps of a resync, with work of clients in between. Returns whether the copy is good.
+fn resync_and_work(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::Rng) -> bool {
+    let mut resync = resync(fixture).unwrap();
+    loop {
+        if random.u8(..3) == 0 {
+            work(fixture, random, shape, 1);
+        }
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(_) | Resynced::InFlight => {}
+            Resynced::Complete => {
+                fixture.pool.segments().renew();
+                return true;
+            }
+            Resynced::Ended => return false,
+        }
+    }
+}
+
+/// What happens to the copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// One copy gets a second one.
+    Attach,
+    /// One copy gets a second one, and the first one is detached.
+    Move,
+    /// One copy is replaced.
+    ReplaceOnly,
+    /// The second one of two copies is replaced.
+    Replace,
+}
+
+const CASES: [Case; 4] = [Case::Attach, Case::Move, Case::ReplaceOnly, Case::Replace];
+
+impl Case {
+    /// The path of the copy that a configuration names.
+    fn path(self) -> &'static str {
+        if self == Case::Replace { "a" } else { "pool" }
+    }
+
+    /// The path of the copy that the new one replaces.
+    fn replaces(self) -> Option<&'static str> {
+        match self {
+            Case::Attach | Case::Move => None,
+            Case::ReplaceOnly => Some("pool"),
+            Case::Replace => Some("b"),
+        }
+    }
+
+    /// The copies at the end.
+    fn left(self) -> &'static [&'static str] {
+        match self {
+            Case::Attach => &["pool", "c"],
+            Case::Move | Case::ReplaceOnly => &["c"],
+            Case::Replace => &["a", "c"],
+        }
+    }
+}
+
+fn shape_of(case: Case, random: &mut fastrand::Rng) -> Shape {
+    let mut shape = Shape { mirror: case == Case::Replace, ..shape(random) };
+    shape.options.segments_max = 24;
+    shape
+}
+
+fn join(fixture: &Fixture, case: Case, new: SimulatedStore) {
+    let given = NamedCopy { directory: Some(new), path: "c".into() };
+    let mirror = fixture.pool.segments().directory();
+    mirror.join(given, case.replaces().map(AsRef::as_ref)).unwrap();
+}
+
+/// Each copy that an opening believes when the others are missing has the same contents.
+fn check_alone(found: &SimulatedDirectory, shape: &Shape, opened: &mut Fixture) {
+    let wanted = opened.contents();
+    assert_eq!(opened.take(Step::Flush), Status::Ok);
+    let sides = opened.pool.segments().directory().used();
+    for side in sides {
+        let path = side.path.to_str().unwrap().to_owned();
+        let other = match label_of(found, shape, &path) {
+            None => None,
+            Some(label) => Some(label.other),
+        };
+        let alone = SimulatedDirectory::clone(&found.medium().cut(|_, _| 0));
+        let given = named(&alone, shape, &path);
+        let store = match other {
+            None => Mirror::assemble_single(given, USE).unwrap(),
+            Some(other) => {
+                let missing = NamedCopy { directory: None, path: other };
+                let terms = Terms::Use { degraded: true };
+                Mirror::assemble([given, missing], terms, &PoolVerifier).unwrap()
+            }
+        };
+        let mut fixture = Fixture::of(store, &alone, shape).unwrap();
+        assert_eq!(fixture.contents(), wanted, "the copy at `{path}` alone");
+    }
+}
+
+/// Whether the copy at `c` says that it has everything.
+fn is_new_good(directory: &SimulatedDirectory, shape: &Shape) -> bool {
+    let names = copy(directory, shape, "c").names().unwrap();
+    let is_pool = names.iter().any(|name| name.as_str() == "superblock");
+    match label_of(directory, shape, "c") {
+        Some(label) => label.is_good(),
+        None => is_pool,
+    }
+}
+
+fn cut_everywhere(case: Case, stream: u64) {
+    let mut random = Seed::from_env().rng(stream);
+    let shape = shape_of(case, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let mut medium = directory.medium();
+    let first = store(&directory, &shape, USE).unwrap();
+    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    work(&mut fixture, &mut random, &shape, 6);
+    join(&fixture, case, copy(&directory, &shape, "c"));
+    assert!(resync_and_work(&mut fixture, &shape, &mut random));
+    if case == Case::Move {
+        fixture.pool.segments().directory().detach("pool".as_ref()).unwrap();
+        fixture.pool.segments().renew();
+    }
+    work(&mut fixture, &mut random, &shape, 4);
+    let sides = fixture.pool.segments().directory().used();
+    let left: Vec<_> = sides.iter().map(|side| side.path.to_str().unwrap().to_owned()).collect();
+    assert_eq!(left, case.left());
+    let contents = fixture.contents();
+    fixture.history.check(usize::MAX, &contents);
+    let (history, changes) = (fixture.history.clone(), directory.changes());
+    drop(fixture);
+    let look = |moment: usize, found: &SimulatedDirectory| {
+        // A half-resynced copy is never opened alone.
+        if !is_new_good(found, &shape) && label_of(found, &shape, "c").is_some() {
+            let alone =
+                [named(found, &shape, "c"), NamedCopy { directory: None, path: "x".into() }];
+            let terms = Terms::Use { degraded: true };
+            assert!(Mirror::assemble(alone, terms, &PoolVerifier).is_err(), "at {moment}");
+        }
+        let opened = reopen(found, &shape, case.path(), USE);
+        let opened = opened.and_then(|store| Fixture::of(store, found, &shape));
+        let mut opened = opened.unwrap_or_else(|error| panic!("{case:?} at {moment}: {error}"));
+        history.check(moment, &opened.contents());
+        finish(&opened);
+        history.check(moment, &opened.contents());
+        check_alone(found, &shape, &mut opened);
+    };
+    for (moment, change) in changes.iter().enumerate() {
+        if moment % 5 == stream as usize % 5 {
+            look(moment, &medium.cut(|_, count| random.usize(..count)));
+        }
+        medium.apply(change);
+    }
+    look(changes.len(), &medium.cut(|_, _| 0));
+}
+
+#[test]
+fn a_power_cut_while_copies_join_and_leave_loses_nothing() {
+    for (number, case) in CASES.into_iter().enumerate() {
+        for stream in 0..6 {
+            let stream = 61_000 + 100 * number as u64 + stream;
+            let _watch = Seed::from_env().watch(&format!("{case:?}, stream {stream}"));
+            cut_everywhere(case, stream);
+        }
+    }
+}
+
+/// The new copy refuses a write or a sync at some moment of its resync: clients do not notice, and
+/// it is not believed afterwards, although its cursor says that a part of it is equal.
+#[test]
+fn a_new_copy_that_fails_is_not_believed() {
+    let mut failed = 0;
+    for (number, case) in CASES.into_iter().enumerate() {
+        for stream in 0..12 {
+            let stream = 62_000 + 100 * number as u64 + stream;
+            let _watch = Seed::from_env().watch(&format!("{case:?}, stream {stream}"));
+            let mut random = Seed::from_env().rng(stream);
+            let shape = shape_of(case, &mut random);
+            let directory = SimulatedDirectory::default();
+            format(&directory, &shape);
+            let first = store(&directory, &shape, USE).unwrap();
+            let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+            work(&mut fixture, &mut random, &shape, 8);
+            let new = copy(&directory, &shape, "c");
+            join(&fixture, case, new.clone());
+            let after = When::After(random.u64(..40));
+            new.set_faults(match random.bool() {
+                true => FaultPlan { failed_writes: after, ..FaultPlan::default() },
+                false => FaultPlan { failed_syncs: after, ..FaultPlan::default() },
+            });
+            if resync_and_work(&mut fixture, &shape, &mut random) {
+                continue;
+            }
+            failed += 1;
+            let status = fixture.pool.segments().directory().copy_status();
+            let new_state = status.iter().find(|copy| copy.path == "c").unwrap().state;
+            assert_eq!(new_state, CopyState::Failed);
+            work(&mut fixture, &mut random, &shape, 4);
+            assert!(!fixture.pool.is_latched());
+            let wanted = fixture.contents();
+            assert_eq!(fixture.take(Step::Flush), Status::Ok);
+            drop(fixture);
+            new.set_faults(FaultPlan::default());
+            let store = reopen(&directory, &shape, case.path(), USE).unwrap();
+            let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+            assert_eq!(fixture.contents(), wanted);
+            assert!(resync(&fixture).is_none(), "the cursor is void");
+        }
+    }
+    assert!(failed > 20, "{failed} copies have failed");
+}
+
+/// A resync goes on where it was: an opening compares only what is above the cursor.
+#[test]
+fn a_resync_continues_at_its_cursor() {
+    let mut random = Seed::from_env().rng(63_000);
+    let shape = shape_of(Case::Attach, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let first = store(&directory, &shape, USE).unwrap();
+    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    work(&mut fixture, &mut random, &shape, 20);
+    join(&fixture, Case::Attach, copy(&directory, &shape, "c"));
+    let mut resync = resync(&fixture).unwrap();
+    let segment_bytes = u64::from(fixture.pool.segments().bytes());
+    let mut done = 0;
+    while done < 4 * segment_bytes {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(bytes) => done += bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+    let wanted = fixture.contents();
+    // The process is killed: nothing is closed.
+    let found = directory.medium().kill();
+    let store = reopen(&found, &shape, "pool", USE).unwrap();
+    let mut fixture = Fixture::of(store, &found, &shape).unwrap();
+    let mut resync = self::resync(&fixture).unwrap();
+    let count = fixture.pool.segments().files().len() as u64;
+    let mut compared = 0;
+    loop {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(bytes) => compared += bytes,
+            Resynced::Complete => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(compared, (count - 4) * segment_bytes);
+    assert_eq!(fixture.contents(), wanted);
+    check_alone(&found, &shape, &mut fixture);
+}
+
+/// Why copies are refused.
+#[test]
+fn copies_that_cannot_join_or_leave_are_refused() {
+    let mut random = Seed::from_env().rng(64_000);
+    let shape = shape_of(Case::Replace, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let first = store(&directory, &shape, USE).unwrap();
+    let fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let mirror = fixture.pool.segments().directory();
+    let refused = |path: &str, replaces: Option<&str>| {
+        mirror.check_join(path.as_ref(), replaces.map(AsRef::as_ref)).unwrap_err().to_string()
+    };
+    assert!(refused("c", None).contains("has two good copies"), "{}", refused("c", None));
+    assert!(refused("c", Some("x")).contains("expected a copy of the pool: `a`, `b`"));
+    join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
+    assert!(refused("d", Some("a")).contains("`c` is resyncing"));
+    let detach = |path: &str| mirror.detach(path.as_ref());
+    let error = detach("b").unwrap_err().to_string();
+    assert!(error.contains("`c` replaces it"), "{error}");
+    let error = detach("a").unwrap_err().to_string();
+    assert!(error.contains("`c` is resyncing"), "{error}");
+    detach("c").unwrap();
+    detach("b").unwrap();
+    let error = detach("a").unwrap_err().to_string();
+    assert!(error.contains("last good copy"), "{error}");
+    assert_eq!(label_of(&directory, &shape, "a"), None);
+    assert!(label_of(&directory, &shape, "b").unwrap().is_detached());
+}

@@ -1,0 +1,180 @@
+//! Copies join and leave a pool on real files that is in use.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockyard_core::{Flags, Sector};
+use blockyard_store::{PoolPaths, is_pool};
+use blockyard_testing::channel::handle;
+use blockyard_testing::temp_dir::TempDir;
+use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
+use blockyard_volume_admin::check::check;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 32 * MIB;
+
+fn place(name: &str) -> TempDir {
+    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+}
+
+fn directory(place: &TempDir, name: &str) -> PathBuf {
+    let path = place.path().join(name);
+    fs::create_dir(&path).unwrap();
+    path.canonicalize().unwrap()
+}
+
+fn disk(place: &TempDir, name: &str, bytes: u64) -> PathBuf {
+    let path = place.path().join(name);
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path.canonicalize().unwrap()
+}
+
+fn options() -> Options {
+    Options { segment_bytes: 4 << 20, ..Options::default() }
+}
+
+fn config(path: &Path) -> VolumeConfig {
+    let (size, compress) = (SIZE, Compression::None);
+    VolumeConfig { size, volblocksize: 4096, compress, ..VolumeConfig::new(path, "v0") }
+}
+
+fn open(path: &Path) -> Arc<Volume> {
+    Volume::open_with(config(path), options()).unwrap()
+}
+
+/// Writes `byte` to the first 4 MiB, durably.
+fn fill(volume: &Arc<Volume>, byte: u8) {
+    let mut io = handle(volume);
+    for at in 0..4 {
+        let data = vec![byte; MIB as usize];
+        io.write(Sector(at * 2048), &data, Flags::FUA).unwrap();
+    }
+}
+
+fn verify(volume: &Arc<Volume>, byte: u8) {
+    let mut io = handle(volume);
+    for at in 0..4 {
+        let mut found = vec![0; MIB as usize];
+        io.read(Sector(at * 2048), &mut found).unwrap();
+        assert!(found.iter().all(|it| *it == byte), "at {at} MiB");
+    }
+}
+
+fn refused(running: &Running, new: &Path, replaces: Option<&Path>) -> String {
+    running.attach(new, replaces, false).unwrap_err().to_string()
+}
+
+#[test]
+fn copies_in_directories_join_and_leave_while_a_client_writes() {
+    let place = place("replace-directory");
+    let [a, b, c] = ["a", "b", "c"].map(|name| directory(&place, name));
+    let volume = open(&a);
+    let running = Arc::clone(volume.running());
+    fill(&volume, 1);
+    // What is not ours is never overwritten.
+    fs::write(b.join("notes"), "mine").unwrap();
+    let error = refused(&running, &b, None);
+    assert!(error.contains("it holds `notes`"), "{error}");
+    fs::remove_file(b.join("notes")).unwrap();
+    let other = directory(&place, "other");
+    drop(Running::open(&other, options()).unwrap());
+    let error = refused(&running, &other, None);
+    assert!(error.contains("it holds a pool"), "{error}");
+    let error = refused(&running, &place.path().join("none"), None);
+    assert!(error.starts_with("invalid NEW") && error.contains("mkdir"), "{error}");
+    let error = refused(&running, &a, None);
+    assert!(error.contains("a path that is no copy of this pool yet"), "{error}");
+    let error = running.detach(&a).unwrap_err().to_string();
+    assert!(error.contains("last good copy"), "{error}");
+
+    running.attach(&b, None, false).unwrap();
+    fill(&volume, 2);
+    running.wait_for_resync();
+    assert!(running.status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
+    let error = refused(&running, &c, None);
+    assert!(error.contains("has two good copies"), "{error}");
+    // The first one leaves, by which the pool is named.
+    running.attach(&c, Some(&a), false).unwrap();
+    fill(&volume, 3);
+    running.wait_for_resync();
+    assert_eq!(running.path(), b);
+    verify(&volume, 3);
+    fill(&volume, 4);
+    // The configuration still names it.
+    drop(open_named(&a));
+    drop((volume, running));
+    let volume = open(&a);
+    assert_ne!(volume.running().path(), a);
+    verify(&volume, 4);
+    let running = Arc::clone(volume.running());
+    running.detach(&b).unwrap();
+    drop((volume, running));
+    assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0);
+    let volume = open(&c);
+    assert_eq!(volume.running().status().unwrap().copies, []);
+    verify(&volume, 4);
+    drop(volume);
+    // Without the pool that it names, a copy that was detached is refused.
+    fs::remove_dir_all(&c).unwrap();
+    let error = Running::open(&b, options()).unwrap_err().to_string();
+    assert!(error.contains("was detached from the pool at"), "{error}");
+    assert!(is_pool(&b).unwrap(), "nothing was made or removed there");
+}
+
+/// Another device of the pool, whose configuration has the old path.
+fn open_named(path: &Path) -> Arc<Running> {
+    Running::open_places(&PoolPaths::of(path), options()).unwrap()
+}
+
+#[test]
+fn a_pool_grows_when_its_disk_is_replaced_by_a_larger_one() {
+    let place = place("replace-disk");
+    let small = disk(&place, "small", 96 * MIB);
+    let large = disk(&place, "large", 192 * MIB);
+    let volume = open(&small);
+    let running = Arc::clone(volume.running());
+    fill(&volume, 1);
+    let error = refused(&running, &disk(&place, "short", 90 * MIB), Some(&small));
+    assert!(error.contains("a disk that is as long"), "{error}");
+    let error = refused(&running, &directory(&place, "directory"), Some(&small));
+    assert!(error.contains("expected a disk"), "{error}");
+    let before = running.status().unwrap().available_bytes;
+    running.attach(&large, Some(&small), false).unwrap();
+    running.wait_for_resync();
+    fill(&volume, 2);
+    let after = running.status().unwrap().available_bytes;
+    assert!(after > before + 64 * MIB, "{before} {after}");
+    assert_eq!(running.path(), large);
+    drop((volume, running));
+    let volume = open(&large);
+    verify(&volume, 2);
+    assert_eq!(volume.running().status().unwrap().copies, []);
+    drop(volume);
+    assert_eq!(check(&large, &mut |_| {}).unwrap().damaged, 0);
+}
+
+#[test]
+fn a_resync_is_limited_paused_and_continued_by_an_opening() {
+    let place = place("replace-rate");
+    let [a, b] = ["a", "b"].map(|name| directory(&place, name));
+    let volume = open(&a);
+    let running = Arc::clone(volume.running());
+    fill(&volume, 1);
+    running.pause_resync(true);
+    running.set_resync_rate(1 << 30);
+    running.attach(&b, None, false).unwrap();
+    let progress = running.resync_progress().unwrap();
+    assert!(progress.is_paused && progress.limit_bytes == 1 << 30 && progress.path == b);
+    assert_eq!(progress.left_s(), None, "nothing is estimated while it is paused");
+    fill(&volume, 2);
+    drop((volume, running));
+    let volume = open(&a);
+    volume.running().wait_for_resync();
+    assert!(volume.running().status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
+    drop(volume);
+    fs::remove_dir_all(&a).unwrap();
+    let alone = PoolPaths { degraded: true, ..PoolPaths::of(&b) };
+    let running = Running::open_places(&alone, options()).unwrap();
+    verify(&Volume::open_in(running, VolumeConfig::new(&b, "v0")).unwrap(), 2);
+}

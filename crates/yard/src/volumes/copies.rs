@@ -1,0 +1,136 @@
+//! The copies of a pool, and the verbs about them: `attach`, `detach`, `replace`, and those of a
+//! resync.
+
+use std::path::Path;
+
+use blockyard_store::mirror::CopyStatus;
+use blockyard_volume::Running;
+use blockyard_volume::resync::ResyncProgress;
+use serde::{Deserialize, Serialize};
+
+use super::{VolumeDone, VolumeRequest, argument};
+use crate::error::YardError;
+use crate::param::shown;
+
+/// A copy of a pool.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct CopyView {
+    /// The copy's directory.
+    pub path: String,
+    /// The state: `good`, `stale`, `resyncing` or `failed`.
+    #[serde(default)]
+    pub state: String,
+    /// Whether the state is `good`.
+    pub good: bool,
+    /// The reason for which it is not good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The number of repairs from the other copy since the pool was opened.
+    pub mended: u64,
+}
+
+impl From<CopyStatus> for CopyView {
+    fn from(status: CopyStatus) -> CopyView {
+        let CopyStatus { path, state, why, repaired: mended, .. } = status;
+        CopyView { path, state: state.to_string(), good: state.is_good(), why, mended }
+    }
+}
+
+/// The resync of a copy that has joined a pool in use.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(default)]
+pub struct ResyncView {
+    /// The copy.
+    pub path: String,
+    /// The bytes of the pool that are equal there.
+    pub done_bytes: u64,
+    /// The bytes of the pool.
+    pub total_bytes: u64,
+    /// The mean rate since the pool was opened or the copy joined, in bytes per second.
+    pub rate_bytes: u64,
+    /// The most bytes that are compared per second; 0: any number.
+    pub limit_bytes: u64,
+    /// Whether it is paused by a command.
+    pub paused: bool,
+    /// The seconds until its end at this rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_s: Option<u64>,
+}
+
+impl From<ResyncProgress> for ResyncView {
+    fn from(progress: ResyncProgress) -> ResyncView {
+        ResyncView {
+            path: progress.path.display().to_string(),
+            done_bytes: progress.done_bytes,
+            total_bytes: progress.total_bytes,
+            rate_bytes: progress.rate_bytes,
+            limit_bytes: progress.limit_bytes,
+            paused: progress.is_paused,
+            left_s: progress.left_s(),
+        }
+    }
+}
+
+impl VolumeRequest {
+    /// The path of the empty directory or disk that becomes a copy.
+    fn new_copy(&self) -> Result<&Path, YardError> {
+        let wanted = "the path of an empty directory or disk".to_owned();
+        absolute("new", self.new.as_deref().ok_or(YardError::Missing { field: "new", wanted })?)
+    }
+
+    /// The path of the copy that leaves.
+    fn old_copy(&self) -> Result<&Path, YardError> {
+        let wanted = "the path of a copy of the pool".to_owned();
+        absolute("copy", self.copy.as_deref().ok_or(YardError::Missing { field: "copy", wanted })?)
+    }
+}
+
+/// A path that does not depend on the directory in which the yard was started.
+fn absolute<'p>(field: &'static str, path: &'p str) -> Result<&'p Path, YardError> {
+    match Path::new(path) {
+        found if found.is_absolute() => Ok(found),
+        _ => Err(argument(field, shown(path), "an absolute path")),
+    }
+}
+
+/// Executes a verb about the copies of a pool.
+///
+/// # Errors
+/// If a field is missing, or the pool refuses.
+pub(super) fn work(
+    running: &Running,
+    verb: &str,
+    request: &VolumeRequest,
+) -> Result<VolumeDone, YardError> {
+    let name = running.path().display().to_string();
+    let done = match verb {
+        "attach" => {
+            let new = request.new_copy()?;
+            running.attach(new, None, request.force)?;
+            format!("attached {} as a copy, which resyncs", new.display())
+        }
+        "replace" => {
+            let (old, new) = (request.old_copy()?, request.new_copy()?);
+            running.attach(new, Some(old), request.force)?;
+            format!("attached {}, which resyncs and replaces {}", new.display(), old.display())
+        }
+        "detach" => {
+            let old = request.old_copy()?;
+            running.detach(old)?;
+            format!("detached {}", old.display())
+        }
+        "pause-resync" => {
+            running.pause_resync(true);
+            "paused the resync".to_owned()
+        }
+        "resume-resync" => {
+            running.pause_resync(false);
+            "the resync continues".to_owned()
+        }
+        _ => "changed the rate of the resync".to_owned(),
+    };
+    if let Some(rate) = request.rate_bytes {
+        running.set_resync_rate(rate);
+    }
+    Ok(VolumeDone { name, done, ..VolumeDone::default() })
+}

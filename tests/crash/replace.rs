@@ -1,0 +1,93 @@
+//! A disk of a pool in use is replaced while fio writes, and the server is killed in the resync.
+
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::fio::Fio;
+use crate::place::Place;
+use crate::rounds::{Seed, seeds};
+use crate::yard::{Yard, blockyard};
+
+/// The rounds in `make test`. `make crash` runs 20.
+const FEW: u64 = 1;
+
+/// The rate of the resync before the kill, in bytes per second: slow enough for kills in it.
+const RATE: &str = "16M";
+
+fn pool(yard: &Yard) -> Value {
+    let mut pools = yard.command(&["pool", "status", "--json"]).ok().json();
+    pools[0].take()
+}
+
+/// Waits until the resync has made this many bytes equal.
+fn wait_for_resync(yard: &Yard, bytes: u64) {
+    loop {
+        let pool = pool(yard);
+        let done = pool["resync"]["done_bytes"].as_u64();
+        let done = done.unwrap_or_else(|| panic!("the resync has ended: {pool}"));
+        if done >= bytes {
+            return;
+        }
+    }
+}
+
+fn kill(yard: Yard) {
+    let process = Pid::from_raw(yard.pid() as i32).unwrap();
+    kill_process(process, Signal::KILL).unwrap();
+    drop(yard);
+}
+
+fn copies(pool: &Value) -> Vec<(String, String)> {
+    let copies = pool["copies"].as_array().unwrap().iter();
+    let text = |copy: &Value, field: &str| copy[field].as_str().unwrap().to_owned();
+    copies.map(|copy| (text(copy, "path"), text(copy, "state"))).collect()
+}
+
+/// The configuration names the replaced copy until the end: the server opens the pool all the same.
+#[test]
+fn a_disk_is_replaced_under_fio_and_kills() {
+    for seed in seeds(FEW) {
+        let seed = Seed(seed);
+        let mut random = Rng::with_seed(seed.0);
+        let place = Place::new();
+        let [a, b, c] = ["a", "b", "c"].map(|name| place.file(name));
+        let volume = format!("volume:///v0?path={a}&path2={b}&size=64M&sync=always");
+        let (fio, yard) = (Fio::new(&seed), Yard::serve(&[&volume]));
+        let mut writing = fio.write(&yard, "v0", &[]);
+        while !writing.has_written(&yard, "v0") {}
+        std::fs::create_dir(&c).unwrap();
+        // One of the two is replaced: also the one that is read, and by which the pool is named.
+        let (old, left) = if random.bool() { (&a, &b) } else { (&b, &a) };
+        yard.command(&["pool", "replace", &a, old, &c, "--rate", RATE]).ok();
+        wait_for_resync(&yard, random.u64(1..8 << 20));
+        kill(yard);
+        writing.end();
+        // Again in the resync that goes on.
+        let limited = format!("{volume}&resync_rate={RATE}");
+        let yard = Yard::serve(&[&limited]);
+        let pool_now = pool(&yard);
+        assert!(pool_now["resync"].is_object(), "{seed}: the resync goes on: {pool_now}");
+        fio.verify(&yard, "v0");
+        kill(yard);
+        let yard = Yard::serve(&[&volume]);
+        yard.command(&["pool", "resync", left]).ok();
+        let good = |path: &str| (path.to_owned(), "good".to_owned());
+        let found = copies(&pool(&yard));
+        assert_eq!(found, [good(left), good(&c)], "{seed}");
+        let verified = fio.verify(&yard, "v0").1;
+        assert!(verified > 0, "{seed}: something was durable");
+        drop(yard);
+        blockyard(&["volume", "check", left]).ok();
+        // The configuration with the old path, which says where the pool is now.
+        let yard = Yard::serve(&[&volume]);
+        let complained = yard.complained();
+        assert!(complained.contains("does not belong to the pool any more"), "{complained}");
+        drop(yard);
+        // The new copy alone has everything.
+        std::fs::remove_dir_all(left).unwrap();
+        let alone = format!("volume:///v0?path={c}&degraded=yes");
+        let yard = Yard::serve(&[&alone]);
+        assert_eq!(fio.verify(&yard, "v0").1, verified, "{seed}");
+    }
+}
