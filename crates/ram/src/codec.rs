@@ -283,6 +283,7 @@ impl Codec {
 }
 
 /// Maximum length of a trained dictionary in bytes: the usual size among zram's users.
+#[cfg(feature = "c-codecs")]
 const DICTIONARY_BYTES: usize = 32 << 10;
 
 /// Trains a zstd dictionary on `samples`, which are concatenated and have these lengths.
