@@ -65,9 +65,14 @@ impl AllDevices {
         found.filter(|it| is_namespace(subsystems, it, controller))
     }
 
-    /// Adds the hosts that may use a device to its own.
-    pub(crate) fn add_hosts(&self, info: &mut SubsystemInfo, may_use: impl Fn(&str) -> bool) {
-        info.add_hosts(&self.links(), may_use);
+    /// Adds the hosts that may use a device to its own, as [`SubsystemInfo::add_hosts`].
+    pub(crate) fn add_hosts(
+        &self,
+        info: &mut SubsystemInfo,
+        counts_unknown: bool,
+        may_use: impl Fn(&str) -> bool,
+    ) {
+        info.add_hosts(&self.links(), counts_unknown, may_use);
     }
 }
 

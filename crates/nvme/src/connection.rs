@@ -649,8 +649,11 @@ impl<S: HostStream> HostConnection<S> {
 
     /// Returns the disks of an I/O queue that are being replaced or removed, when their commands
     /// are completed, and continues with the new ones. Meanwhile commands wait in the socket. If
-    /// the device is gone, the connection ends.
+    /// the device is gone, the connection ends. A queue that has to authenticate has no disk.
     fn renew_namespaces(&mut self) -> Option<ParseStop> {
+        if self.auth.as_ref().is_some_and(|auth| !auth.is_authenticated()) {
+            return None;
+        }
         let QueueRole::Io(queue) = &mut self.role else { return None };
         if !self.waiting.is_empty() && queue.has_lost_device() && self.link.is_end_requested() {
             // The device is removed. Commands that wait for memory go on by the channel that the

@@ -221,10 +221,11 @@ impl Controller {
     }
 
     /// Hides those devices from the host whose file system is mounted. To be called after
-    /// [`ControllerTarget::attach`]: a mount that comes later counts the host as a client.
+    /// [`ControllerTarget::attach`], and again after an authentication: a mount that comes later
+    /// counts the host as a client.
     pub(crate) fn hide_claimed(&self, devices: &[Arc<Subsystem>]) {
         let claimed = devices.iter().filter(|device| device.is_claimed()).map(|device| device.id);
-        self.state().hidden.extend(claimed);
+        self.state().hidden = claimed.collect();
     }
 
     /// Whether a device is hidden from the host; no longer once its file system is not mounted.

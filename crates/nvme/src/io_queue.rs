@@ -1,6 +1,7 @@
 //! An I/O queue: a channel to the device of each namespace that its host uses.
 //!
-//! A queue of a device's own subsystem has its namespace from the Connect on. A queue of the
+//! A queue of a device's own subsystem has its namespace from the Connect on, or from the
+//! authentication on if its host has to authenticate. A queue of the
 //! subsystem of all devices opens a namespace with the first command for it, and loses it when the
 //! device is removed. No function waits for a device that is being replaced, or for commands.
 

@@ -399,7 +399,8 @@ impl Subsystem {
         }
     }
 
-    fn info(&self) -> SubsystemInfo {
+    /// The device as listings show it. `counts_unknown` as for [`SubsystemInfo::add_hosts`].
+    fn info(&self, counts_unknown: bool) -> SubsystemInfo {
         let state = self.state();
         let mut totals = state.past;
         state.users.iter().for_each(|user| totals.add(&user.stats));
@@ -412,16 +413,19 @@ impl Subsystem {
             hosts: Vec::new(),
             totals,
         };
-        info.add_hosts(&state.links, |_| true);
+        info.add_hosts(&state.links, counts_unknown, |_| true);
         info
     }
 }
 
 impl SubsystemInfo {
     /// Adds the hosts of connections, each with the number of its queue, that may use the device.
+    /// `counts_unknown` says whether a connection counts that has no role yet: without secrets it
+    /// gets one in a moment, with secrets only by an authentication.
     pub(crate) fn add_hosts(
         &mut self,
         links: &[(u16, Arc<HostLink>)],
+        counts_unknown: bool,
         may_use: impl Fn(&str) -> bool,
     ) {
         let may_use = &may_use;
@@ -440,8 +444,10 @@ impl SubsystemInfo {
             controller: role.controller,
             queues: queues(Some(role.controller)),
         });
-        // Also those of hosts that have to authenticate: a mount must see them.
-        let may_be_host = |link: &HostLink| link.role.get().is_none_or(|role| may_use(&role.host));
+        let may_be_host = |link: &HostLink| match link.role.get() {
+            Some(role) => may_use(&role.host),
+            None => counts_unknown,
+        };
         self.controllers +=
             links.iter().filter(|(queue, link)| *queue == 0 && may_be_host(link)).count();
         self.queues += queues(None);
@@ -704,9 +710,13 @@ impl Subsystems {
     }
 
     fn info(&self, subsystem: &Subsystem) -> SubsystemInfo {
-        let mut info = subsystem.info();
+        // A connection that has to authenticate checks for a mount when it has.
+        let counts_unknown = self.access.authentication.is_none();
+        let mut info = subsystem.info(counts_unknown);
         if let Some(all) = &self.all {
-            all.add_hosts(&mut info, |host| self.refusal(subsystem, host).is_none());
+            all.add_hosts(&mut info, counts_unknown, |host| {
+                self.refusal(subsystem, host).is_none()
+            });
         }
         // After the connections were counted: a queue whose admin queue has left since is cut, and
         // takes no disk any more.

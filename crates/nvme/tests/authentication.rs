@@ -7,13 +7,14 @@ mod initiator;
 use std::io::Write;
 use std::sync::Arc;
 
+use blockyard_core::rmw::SharedDisk;
 use blockyard_nvme::auth_message::{AuthHash, DhGroup};
 use blockyard_nvme::secret::HostSecrets;
 use blockyard_nvme::{AllowedHosts, AuthRules, EVERY_DEVICE, HostAccess, TargetOptions};
 use data_encoding::BASE64;
 use initiator::{
     ALL, DISCOVERY, Done, HOST, Initiator, PLAIN, Target, admin_command, command, connect_parts,
-    fabrics, pattern, pointed, target_for, target_of_all, with,
+    disk, fabrics, pattern, plain, pointed, target_for, target_of_all, with,
 };
 use num_bigint::BigUint;
 use ring::{digest, hmac};
@@ -28,6 +29,7 @@ const LONG: &str = "DHHC-1:03:CzBVep/E6Q4zWH2ix+wRNluApcrvFDleg6jN8hc8YYar0PUaP2
 /// The id, the bytes and the algorithm of each hash function.
 const HASHES: [(u8, usize, hmac::Algorithm); 3] =
     [(1, 32, hmac::HMAC_SHA256), (2, 48, hmac::HMAC_SHA384), (3, 64, hmac::HMAC_SHA512)];
+const MINE: &str = "nqn.2026-11.io.blockyard:mine";
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 
@@ -344,14 +346,53 @@ fn a_connection_has_a_role_once_it_is_authenticated() {
     let target = target();
     let (mut queue, _) = connect(&target, HOST, 0, 0xffff);
     assert_eq!(target.server.connections()[0].host, None);
-    // It counts as a client already: a file system must not be mounted now.
+    // It is no client: one that authenticates never would block the operator.
     let info = target.subsystems.find_info("plain").unwrap();
-    assert_eq!((info.controllers, info.hosts.len()), (1, 0));
+    assert_eq!((info.controllers, info.hosts.len()), (0, 0));
     assert_eq!(authenticate(&mut queue, TWO_WAY), Ok(()));
     // An answer shows that the thread of the connection has gone on.
     assert_eq!(queue.property_get(0x08, false).status, 0);
     assert_eq!(target.server.connections()[0].host.as_deref(), Some(HOST));
     assert_eq!(target.subsystems.find_info("plain").unwrap().controllers, 1);
+}
+
+/// The secret for the device that a test adds.
+const OF_MINE: Knowledge = Knowledge { subsystem: MINE, ..ONE_WAY };
+
+/// A Connect that claimed an allowed host was a client of the device without proof; so the target
+/// must look for a mounted file system when the host has authenticated too.
+#[test]
+fn a_file_system_mounted_before_the_authentication_keeps_the_device() {
+    let (target, disk) = (target(), SharedDisk::from(disk("mine", plain())));
+    target.subsystems.add("mine", disk.clone()).unwrap();
+    let mut queue = target.idle(0);
+    ask(&mut queue, connect_parts(MINE, 0, 0xffff, 31, 0), HOST);
+    let claim = disk.claim.claim().unwrap();
+    assert_eq!(target.subsystems.find_info("mine").unwrap().controllers, 0);
+    assert_eq!(authenticate(&mut queue, OF_MINE), Ok(()));
+    queue.ends();
+    drop(claim);
+}
+
+/// Any connection that knew the NQN of a host opened a channel to the device without its secret.
+#[test]
+fn a_queue_without_authentication_opens_no_channel() {
+    let (target, disk) = (target(), disk("mine", plain()));
+    target.subsystems.add("mine", Arc::clone(&disk)).unwrap();
+    let mut admin = target.idle(0);
+    let controller = ask(&mut admin, connect_parts(MINE, 0, 0xffff, 31, 0), HOST);
+    assert_eq!(authenticate(&mut admin, OF_MINE), Ok(()));
+    assert_eq!(admin.property_set(0x14, 0x46_0061).status, 0);
+    let [mut io, mut stranger] = [0; 2].map(|_| {
+        let mut io = target.idle(0);
+        ask(&mut io, connect_parts(MINE, 1, controller, 31, 0), HOST);
+        io
+    });
+    assert_eq!(stranger.read(command(READ, 0, 1), 512).status, 0x4191);
+    assert_eq!(Arc::strong_count(&disk), 2, "the disk is the subsystem's and this test's");
+    assert_eq!(authenticate(&mut io, OF_MINE), Ok(()));
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
+    assert!(Arc::strong_count(&disk) > 2, "the queue uses the disk");
 }
 
 #[test]

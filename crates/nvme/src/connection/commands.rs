@@ -10,6 +10,7 @@ use crate::admin::AdminAnswer;
 use crate::auth_message;
 use crate::authentication::{AuthProgress, QueueAuth};
 use crate::command::{Cqe, FABRICS_OPCODE, Sqe, StatusCode, fabrics_type};
+use crate::controller::ControllerTarget;
 use crate::data_pool::digest_of;
 use crate::fabrics::{
     AUTH_REQUESTED, CONNECT_BYTES, ConnectRefusal, ConnectRequest, DISCOVERY_NQN, PropertyRequest,
@@ -369,13 +370,47 @@ impl<S: HostStream> HostConnection<S> {
             AuthProgress::Continues | AuthProgress::Computes => {}
             AuthProgress::Authenticated => {
                 let role = auth.role.clone();
+                let is_first = self.link.role.get().is_none();
                 self.note_connected(role);
+                if is_first {
+                    self.admit_authenticated();
+                }
             }
             AuthProgress::Ended(why) => {
                 let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
                 tracing::warn!(peer, subsystem, host, queue, "a host did not authenticate: {why}");
                 self.stop_parsing();
             }
+        }
+    }
+
+    /// Begins what a host may have that has authenticated. To be called after
+    /// [`HostConnection::note_connected`]: a file system that is mounted from now on counts the
+    /// host as a client.
+    fn admit_authenticated(&mut self) {
+        let controller = match &self.role {
+            QueueRole::Admin(admin) => &admin.controller,
+            QueueRole::Io(_) => {
+                // The next round opens the channel to the device, before it parses.
+                self.has_scanned = true;
+                return;
+            }
+            QueueRole::New | QueueRole::Idle => return,
+        };
+        match &controller.target {
+            ControllerTarget::All(_) => controller.hide_claimed(&self.shared.subsystems.devices()),
+            ControllerTarget::Device(subsystem) if subsystem.is_claimed() => {
+                let (peer, host) = (&self.link.peer, &controller.host.nqn);
+                let subsystem = &subsystem.identity.nqn;
+                tracing::warn!(
+                    peer,
+                    subsystem,
+                    host,
+                    "disconnected: a file system of the device is mounted; unmount it first"
+                );
+                self.stop_parsing();
+            }
+            ControllerTarget::Device(_) | ControllerTarget::Discovery => {}
         }
     }
 
@@ -406,7 +441,10 @@ impl<S: HostStream> HostConnection<S> {
             _ => {
                 let (region, watch) = (self.pool.region(), &self.watch);
                 let mut queue = self.shared.connect_io(&self.link, region, watch, &request)?;
-                let (id, renewal) = (queue.controller.id, queue.renew());
+                let id = queue.controller.id;
+                // A host that has to authenticate gets no channel to the device before.
+                let has_secrets = self.shared.subsystems.access.authentication.is_some();
+                let renewal = if has_secrets { Renewal::Ready } else { queue.renew() };
                 self.role = QueueRole::Io(Box::new(queue));
                 match renewal {
                     Renewal::Ready => id,
