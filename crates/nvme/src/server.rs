@@ -34,8 +34,9 @@ pub const CONNECTIONS_MAX: usize = 1024;
 /// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
-    /// The most connections at once. A further one replaces the oldest that has no Connect yet; if
-    /// there is none, it is disconnected at once.
+    /// The most connections at once. A further one replaces the oldest that has no Connect yet or
+    /// owes an authentication, or else the oldest of discovery; if there is none, it is
+    /// disconnected at once.
     pub connections_max: usize,
     /// The time after a shutdown until connections are cut off. Meanwhile the device can complete
     /// commands.
@@ -82,17 +83,13 @@ struct Links {
 
 impl Links {
     /// Makes room for one more connection if needed: a host that connects and proves nothing must
-    /// not block others. Cuts the oldest that has no Connect or owes an authentication; else, if
-    /// hosts have `secrets`, the oldest of discovery, which needs none. Returns the one that was
-    /// cut.
+    /// not block others. Cuts the oldest that has no Connect or owes an authentication; else the
+    /// oldest of discovery, which asks for no secret and is for hosts in no list too. Returns the
+    /// one that was cut.
     ///
     /// # Errors
     /// If there is none.
-    fn make_room(
-        &self,
-        connections_max: usize,
-        secrets: bool,
-    ) -> io::Result<Option<Arc<HostLink>>> {
+    fn make_room(&self, connections_max: usize) -> io::Result<Option<Arc<HostLink>>> {
         let is_full =
             || io::Error::other(format!("there are {connections_max} connections already"));
         if self.here.len() < connections_max {
@@ -108,7 +105,7 @@ impl Links {
         }
         let rank = |link: &Arc<HostLink>| match link.role.get() {
             None => Some(0),
-            Some(role) if secrets && role.subsystem == DISCOVERY_NQN => Some(1),
+            Some(role) if role.subsystem == DISCOVERY_NQN => Some(1),
             Some(_) => None,
         };
         let unproved = staying().filter_map(|link| Some(((rank(link)?, link.id), link)));
@@ -319,8 +316,7 @@ impl TargetShared {
         let address = stream.local_addr()?;
         let place = threads.place()?;
         let mut links = self.links();
-        let has_secrets = self.session.subsystems.access.authentication.is_some();
-        let cut = links.make_room(self.options.connections_max, has_secrets)?;
+        let cut = links.make_room(self.options.connections_max)?;
         let id = links.next;
         links.next += 1;
         let link = Arc::new(HostLink::new(id, peer.to_owned(), place.wake()));

@@ -13,10 +13,14 @@ const OTHER: &str = "nqn.2026-11.example:other";
 
 /// The plain device is for [`HOST`], every other one for [`OTHER`].
 fn target() -> Target {
+    target_with(TargetOptions::default())
+}
+
+fn target_with(options: TargetOptions) -> Target {
     let mut allowed = AllowedHosts::default();
     allowed.allow("plain", HOST).unwrap();
     allowed.allow(EVERY_DEVICE, OTHER).unwrap();
-    target_for(HostAccess { allowed, authentication: None }, TargetOptions::default())
+    target_for(HostAccess { allowed, authentication: None }, options)
 }
 
 fn connect_as(initiator: &mut Initiator, host: &str, nqn: &str) -> Done {
@@ -69,4 +73,22 @@ fn discovery_shows_a_host_what_it_may_use() {
             assert_eq!(&done.data[name..name + nqn.len()], nqn.as_bytes(), "{host}");
         }
     }
+}
+
+/// Hosts that are in no list kept all others out by connections to discovery.
+#[test]
+fn discovery_makes_room_for_hosts_that_are_allowed() {
+    let options = TargetOptions { connections_max: 2, ..TargetOptions::default() };
+    let target = target_with(options);
+    let [mut first, mut second] = [0; 2].map(|_| {
+        let mut stranger = target.idle(0);
+        assert_eq!(connect_as(&mut stranger, "nqn.2026-11.example:third", DISCOVERY).status, 0);
+        stranger
+    });
+    let mut admin = target.idle(0);
+    assert_eq!(connect_as(&mut admin, HOST, PLAIN).status, 0);
+    first.ends();
+    assert_eq!(connect_as(&mut target.idle(0), OTHER, ZONED).status, 0);
+    second.ends();
+    assert_eq!(admin.property_get(0x08, false).status, 0);
 }

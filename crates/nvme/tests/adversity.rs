@@ -449,13 +449,13 @@ fn reads_that_wait_for_memory_are_answered_when_their_device_is_removed() {
     end.join().unwrap();
 }
 
-/// The oldest connection without a Connect makes room; one that is connected never does.
+/// The oldest connection without a Connect makes room; one of a device never does.
 #[test]
 fn idle_connections_make_room_for_hosts() {
     let target = target_with(TargetOptions { connections_max: 3, ..TargetOptions::default() });
     let (mut admin, mut io) = queue(&target, 0);
     let mut idle = target.raw();
-    let (mut other, _) = target.admin(DISCOVERY, 0);
+    let (mut other, _) = target.admin(ZONED, 0);
     idle.ends();
     target.raw().ends();
     assert_eq!(admin.property_get(0x08, false).status, 0);
