@@ -229,6 +229,7 @@ impl AdminQueue {
         }
         match structure {
             cns::ACTIVE_NAMESPACES => self.list_namespaces(nsid, None),
+            cns::ACTIVE_OF_SET if !identify::is_command_set(set) => Err(StatusCode::INVALID_FIELD),
             cns::ACTIVE_OF_SET => self.list_namespaces(nsid, Some(set)),
             cns::CONTROLLER_OF_SET => identify::controller_of_set(&features, set),
             cns::COMMAND_SETS => Ok(identify::command_sets(&features)),
@@ -326,6 +327,9 @@ impl AdminQueue {
             feature::KEEP_ALIVE => self.controller.set_keep_alive_ms(value),
             feature::ASYNC_EVENTS => self.events.set_config(value)?,
             _ if self.controller.is_discovery() => return Err(StatusCode::INVALID_FIELD),
+            feature::QUEUES if self.controller.has_proved_queues() => {
+                return Err(StatusCode::SEQUENCE);
+            }
             feature::QUEUES => {
                 let (submission, completion) = (value & 0xffff, value >> 16);
                 if submission == 0xffff || completion == 0xffff {

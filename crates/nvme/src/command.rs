@@ -198,8 +198,6 @@ impl StatusCode {
     pub const NOT_READY: StatusCode = StatusCode(0x082 | DO_NOT_RETRY);
     /// Reservation Conflict.
     pub const RESERVATION: StatusCode = StatusCode(0x083 | DO_NOT_RETRY);
-    /// Invalid Queue Identifier.
-    pub const INVALID_QUEUE: StatusCode = StatusCode(0x101 | DO_NOT_RETRY);
     /// Asynchronous Event Request Limit Exceeded.
     pub const EVENT_LIMIT: StatusCode = StatusCode(0x105 | DO_NOT_RETRY);
     /// Invalid Log Page.

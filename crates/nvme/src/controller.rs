@@ -384,6 +384,11 @@ impl Controller {
         !self.state().queues.is_empty()
     }
 
+    /// Whether the host has an I/O queue.
+    pub(crate) fn has_proved_queues(&self) -> bool {
+        self.state().queues.iter().any(|queue| queue.is_proved)
+    }
+
     /// The NQN of the subsystem; `None` for discovery.
     fn nqn(&self) -> Option<&str> {
         self.target.identity().map(|identity| &*identity.nqn)

@@ -68,8 +68,8 @@ impl DataPool {
         u64::from(slot) * u64::from(IN_CAPSULE_BYTES_MAX)
     }
 
-    /// Takes pages for this many bytes, at most [`DATA_BYTES_MAX`]; `None` until enough neighbours
-    /// are free.
+    /// Takes pages for this many bytes, at most twice [`DATA_BYTES_MAX`], which a Compare takes;
+    /// `None` until enough neighbours are free.
     pub(crate) fn take(&mut self, bytes: u32) -> Option<PageSpan> {
         let count = (bytes as usize).div_ceil(PAGE_BYTES);
         let mut first = 0;

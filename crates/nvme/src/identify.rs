@@ -166,8 +166,9 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     page.put(111, &[if shape.features.is_some() { 1 } else { 2 }]);
     // ACL and AERL, 0's based.
     page.put(258, &[3, EVENTS_MAX as u8 - 1]);
-    // FRMW: one slot, which cannot be written. LPA: effects and extended data.
-    page.put(260, &[3, 2 | 4]);
+    // FRMW: one slot, which cannot be written. LPA: effects and extended data. The only log of a
+    // discovery controller is that of discovery.
+    page.put(260, if shape.features.is_some() { &[3, 2 | 4] } else { &[0, 4] });
     // WCTEMP and CCTEMP, in kelvins; no device here has a temperature.
     page.put(266, &343u16.to_le_bytes());
     page.put(268, &373u16.to_le_bytes());
@@ -251,6 +252,11 @@ pub fn descriptors(shape: &NamespaceShape, uuid: &[u8; 16]) -> Vec<u8> {
 /// The command set of the namespace.
 pub fn command_set(shape: &NamespaceShape) -> u8 {
     if shape.zones.is_some() { CSI_ZONED } else { CSI_NVM }
+}
+
+/// Whether there can be namespaces of a command set (CSI).
+pub fn is_command_set(set: u8) -> bool {
+    matches!(set, CSI_NVM | CSI_ZONED)
 }
 
 /// A namespace that has no device.

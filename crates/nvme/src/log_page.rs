@@ -102,7 +102,7 @@ pub fn page(
         }
         log_id::CHANGED_NAMESPACES => Ok(identify::namespace_list(changed.iter().copied(), 0)),
         log_id::EFFECTS => effects(request.command_set, features),
-        // No zone changes by itself.
+        // The target does not watch for zones that a device changes by itself.
         log_id::CHANGED_ZONES if features.append_exponent.is_some() => Ok(vec![0; 4096]),
         _ => Err(StatusCode::INVALID_LOG),
     }

@@ -273,15 +273,13 @@ pub fn check_header_digest(pdu: &[u8], header_bytes: usize) -> Result<(), PduFau
     Err(PduFault::new(FatalStatus::HeaderDigest, received, "a wrong header digest"))
 }
 
-/// An ICReq.
+/// An ICReq. MAXR2T is not read: the target sends one R2T for a command, which every host takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcReq {
     /// The alignment of data in C2HData PDUs, in bytes: a multiple of 4 up to 128.
     pub data_align: usize,
     /// The digests that the host wants.
     pub digests: Digests,
-    /// The R2Ts of one command that may be outstanding.
-    pub r2t_max: u32,
 }
 
 impl IcReq {
@@ -299,11 +297,7 @@ impl IcReq {
             let text = "an ICReq with an alignment above 128 bytes";
             return Err(PduFault::field(10, text));
         }
-        Ok(IcReq {
-            data_align: (usize::from(align) + 1) * 4,
-            digests: Digests::from_bits(pdu[11]),
-            r2t_max: u32_at(pdu, 12).saturating_add(1),
-        })
+        Ok(IcReq { data_align: (usize::from(align) + 1) * 4, digests: Digests::from_bits(pdu[11]) })
     }
 }
 
@@ -478,9 +472,7 @@ mod tests {
         let mut pdu = [0; IC_BYTES];
         pdu[10] = 1;
         pdu[11] = 2;
-        pdu[12] = 3;
-        let wanted =
-            IcReq { data_align: 8, digests: Digests { header: false, data: true }, r2t_max: 4 };
+        let wanted = IcReq { data_align: 8, digests: Digests { header: false, data: true } };
         assert_eq!(IcReq::parse(&pdu), Ok(wanted));
         pdu[8] = 1;
         assert_eq!(IcReq::parse(&pdu).unwrap_err().status, FatalStatus::Unsupported);

@@ -456,6 +456,8 @@ fn commands_that_do_not_exist_are_refused_and_skipped() {
         assert_eq!(admin.execute(admin_command(opcode, 0, 0), &[]).status, 0x4001);
     }
     assert_eq!(admin.identify(0x13, 1, 0).status, 0x4002);
+    assert_eq!(admin.identify(7, 0, 5).status, 0x4002, "no such command set");
+    assert_eq!(admin.execute(admin_command(9, 7, 0), &[]).status, 0x400c, "after a queue");
     assert_eq!(admin.execute(admin_command(8, 0, 0), &[]).result, 1, "not aborted");
     assert_eq!(admin.execute(admin_command(9, 1 << 31 | 7, 0), &[]).status, 0x410d);
     assert_eq!(admin.execute(admin_command(10, 7, 0), &[]).result, 0x001f_001f);
@@ -471,7 +473,9 @@ fn commands_that_do_not_exist_are_refused_and_skipped() {
 fn discovery_lists_the_subsystems_at_the_address_of_the_host() {
     let target = target();
     let (mut discovery, _) = target.admin(DISCOVERY, 0);
-    assert_eq!(discovery.identify(1, 0, 0).data[111], 2);
+    let controller = discovery.identify(1, 0, 0).data;
+    assert_eq!(controller[111], 2);
+    assert_eq!(controller[260..262], [0, 4], "no firmware log, no log of effects");
     assert_eq!(discovery.identify(2, 0, 0).status, 0x4002);
     let log = |offset: u64, bytes: u32| {
         let sqe = admin_command(2, 0x70 | (bytes / 4 - 1) << 16, 0);
