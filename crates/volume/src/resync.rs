@@ -232,7 +232,7 @@ impl<S: SegmentStore> Running<Mirror<S>> {
     pub fn detach(&self, path: &Path) -> Result<(), VolumeError> {
         self.pool().segments().directory().detach(path)?;
         self.pool().segments().renew();
-        self.add_former(vec![path.canonicalize().unwrap_or_else(|_| path.to_owned())]);
+        self.add_left(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
         Ok(())
     }
 }
@@ -259,8 +259,9 @@ impl Running {
         let path = given.path.clone();
         mirror.join(given, replaces)?;
         // A configuration names the old copy until it is changed.
-        let old = replaces.map(|old| old.canonicalize().unwrap_or_else(|_| old.to_owned()));
-        self.add_former(old.into_iter().collect());
+        if let Some(old) = replaces {
+            self.add_left(old.canonicalize().unwrap_or_else(|_| old.to_owned()));
+        }
         self.add_place(path);
         self.start_resync()
     }

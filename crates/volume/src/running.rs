@@ -101,6 +101,8 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     control: Mutex<Option<PathBuf>>,
     /// Paths of copies that were detached: a configuration may still name them.
     former: Mutex<Vec<PathBuf>>,
+    /// Those of them that were detached since this opening.
+    left: Mutex<Vec<PathBuf>>,
     /// Whether this opening made the pool.
     is_new: bool,
     /// Directories that this opening made, a directory before its parent.
@@ -120,8 +122,8 @@ fn by_former_path(given: &PoolPaths) -> Option<Arc<Running>> {
     let is_former = |open: &Arc<Running>| {
         given.all().iter().any(|path| {
             let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-            let former = open.former.lock().unwrap_or_else(PoisonError::into_inner);
-            let was_there = former.contains(&real) || former.contains(path);
+            let left = open.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let was_there = left.contains(&real) || left.contains(path);
             was_there && !open.has_copy_at(&real) && !has_copy(&real)
         })
     };
@@ -308,6 +310,7 @@ impl<D: SegmentStore> Running<D> {
             background: Background::default(),
             control: Mutex::new(None),
             former: Mutex::new(Vec::new()),
+            left: Mutex::new(Vec::new()),
             is_new,
             new_directories,
             erase_if_empty: AtomicBool::new(false),
@@ -351,6 +354,12 @@ impl<D: SegmentStore> Running<D> {
             tracing::warn!("parts of the new pool `{}` stay: {error}", directory.title());
         }
         remove_empty(&self.new_directories);
+    }
+
+    /// Remembers the path of a copy that is detached, or will be.
+    pub(crate) fn add_left(&self, path: PathBuf) {
+        self.add_former(vec![path.clone()]);
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).push(path);
     }
 
     /// Remembers the paths of copies that do not belong to the pool any more.

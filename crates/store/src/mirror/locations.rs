@@ -276,7 +276,8 @@ fn is_replaced(old: &Path, path: &Path) -> bool {
     }
     match known(old) {
         Ok(Some(label)) => label.is_detached(),
-        Ok(None) if is_pool(old).unwrap_or(true) => false,
+        // An empty directory may be where a disk is not mounted.
+        Ok(None) if !matches!(crate::metadata_of(old), Ok(None)) => false,
         Ok(None) => {
             let Some(label) = known(path).ok().flatten() else { return false };
             let set = |path: &Path| known(path).ok().flatten().map(|other| other.set);
