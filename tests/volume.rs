@@ -296,7 +296,6 @@ fn a_path2_that_is_no_copy_is_refused_with_the_place_of_the_copy() {
     let socket = format!("unix:{}", pool.file("nbd"));
     for (path2, what) in [
         (&empty, "holds no copy of a pool"),
-        (&pool.file("none"), "does not exist"),
         (&single, "holds a pool that is no copy of this one"),
         (&other, "are copies of different pools"),
     ] {
@@ -309,6 +308,27 @@ fn a_path2_that_is_no_copy_is_refused_with_the_place_of_the_copy() {
     }
     let after = (contents(&first), contents(&second), contents(&single), contents(&other));
     assert!(before == after, "a refused opening has changed a pool");
+}
+
+/// A configuration may name a copy whose disk was replaced and is gone.
+#[test]
+fn a_path2_that_does_not_exist_opens_the_present_copies_with_a_warning() {
+    let pool = Place::new();
+    let (first, second, none) = (pool.file("pool"), pool.file("second"), pool.file("none"));
+    blockyard(&["volume", "create", &first, "v0", "--size", "64M"]).ok();
+    std::fs::create_dir(&second).unwrap();
+    blockyard(&["volume", "attach", &first, &second]).ok();
+    let device = uri(&pool, "v0", &format!("&path2={none}"));
+    let socket = format!("unix:{}", pool.file("nbd"));
+    let served = blockyard(&["serve", &device, "--nbd", &socket, "--run", "true"]).ok();
+    let opened =
+        format!("path2 `{none}` is not, or no longer, a copy of this pool; opening `{second}`");
+    served.says(&[&opened]);
+    assert!(!std::path::Path::new(&none).exists(), "nothing was made at the path");
+    let show = blockyard(&["volume", "show", &first]).ok();
+    for copy in [&first, &second] {
+        assert!(show.out.contains(&format!("{copy}: good")), "{show}");
+    }
 }
 
 /// The files of a directory, by name.

@@ -45,7 +45,8 @@ impl Fio {
 
     /// The arguments of both runs.
     fn line<'l>(&'l self, uri: &'l str) -> Vec<&'l str> {
-        let mut line = vec!["fio", "--name=v", "--ioengine=nbd", uri, &self.seed];
+        // The process of a job survives fio when the time limit kills fio; a thread does not.
+        let mut line = vec!["fio", "--thread", "--name=v", "--ioengine=nbd", uri, &self.seed];
         line.extend(["--rw=randwrite", "--bs=4k", "--size=64M", "--verify=crc32c"]);
         line
     }

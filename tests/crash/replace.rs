@@ -82,7 +82,7 @@ fn a_disk_is_replaced_under_fio_and_kills() {
         // The configuration with the old path, which says where the pool is now.
         let yard = Yard::serve(&[&volume]);
         let complained = yard.complained();
-        assert!(complained.contains("does not belong to the pool any more"), "{complained}");
+        assert!(complained.contains("is not, or no longer, a copy of this pool"), "{complained}");
         drop(yard);
         // The new copy alone has everything.
         std::fs::remove_dir_all(left).unwrap();

@@ -290,8 +290,8 @@ fn is_replaced(old: &Path, path: &Path) -> bool {
 
 fn warn_replaced(field: &str, old: &Path, now: &Path) {
     tracing::warn!(
-        "{field} `{}` names a copy that does not belong to the pool any more; opening `{}`. Change \
-         the configuration",
+        "{field} `{}` is not, or no longer, a copy of this pool; opening `{}`. Change the \
+         configuration",
         old.display(),
         now.display()
     );
