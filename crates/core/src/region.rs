@@ -109,6 +109,7 @@ impl Region {
     ///
     /// # Panics
     /// If the range does not lie inside the region.
+    #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let from = self.range(offset, into.len() as u64).expect("range inside the region");
         // SAFETY: `range` checked the source; a `&mut` slice cannot overlap it, because the
@@ -120,6 +121,7 @@ impl Region {
     ///
     /// # Panics
     /// If the range does not lie inside the region.
+    #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) {
         let into = self.range(offset, from.len() as u64).expect("range inside the region");
         // SAFETY: `range` checked the destination; the slice does not overlap it, as above.

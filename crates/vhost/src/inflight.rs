@@ -9,6 +9,9 @@
 //! inflight u8 │ 5 bytes │ next u16 │ counter u64        for each descriptor
 //! ```
 //!
+//! `next` links the chains of one group of answers, which the guest is shown by one store: from the
+//! last one, which is `last_batch_head`, to the first one.
+//!
 //! One thread writes the record of a ring, and a reader finds the stores in the order in which they
 //! were made, because it comes after the process has ended.
 
@@ -33,6 +36,9 @@ const VERSION_AT: usize = 8;
 const ENTRIES_AT: usize = 10;
 const LAST_AT: usize = 12;
 const USED_AT: usize = 14;
+// Offsets in the entry of a descriptor.
+const NEXT_AT: usize = 6;
+const COUNTER_AT: usize = 8;
 
 /// The length of the record of a ring, in bytes.
 fn record_bytes(entries: u16) -> usize {
@@ -139,16 +145,19 @@ impl RingRecord {
             self.put(VERSION_AT, VERSION);
             return None;
         }
-        if self.get::<u16>(USED_AT) != used {
-            // The process ended after the answer, and before it was recorded.
-            let last = self.get::<u16>(LAST_AT);
-            if last < self.entries {
-                self.put(Self::entry(last), 0_u8);
+        // After these answers, and before they were recorded, the process ended.
+        let answers = used.wrapping_sub(self.get(USED_AT));
+        let mut head = self.get::<u16>(LAST_AT);
+        for _ in 0..answers.min(self.entries) {
+            if head >= self.entries {
+                break;
             }
-            self.put(USED_AT, used);
+            self.put(Self::entry(head), 0_u8);
+            head = self.get(Self::entry(head) + NEXT_AT);
         }
+        self.put(USED_AT, used);
         let is_taken = |head: &u16| self.get::<u8>(Self::entry(*head)) != 0;
-        let counter = |head: &u16| self.get::<u64>(Self::entry(*head) + 8);
+        let counter = |head: &u16| self.get::<u64>(Self::entry(*head) + COUNTER_AT);
         let mut taken: Vec<u16> = (0..self.entries).filter(is_taken).collect();
         // Each counter is read once: the hypervisor can change them.
         taken.sort_by_cached_key(counter);
@@ -158,19 +167,24 @@ impl RingRecord {
 
     /// Records that a chain is taken.
     pub(crate) fn taken(&mut self, head: u16) {
-        self.put(Self::entry(head) + 8, self.counter);
+        self.put(Self::entry(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(1);
         self.put(Self::entry(head), 1_u8);
     }
 
-    /// Records that a chain is being answered, before the guest can see it.
-    pub(crate) fn answering(&self, head: u16) {
-        self.put(LAST_AT, head);
+    /// Records that chains are being answered, before the guest can see it.
+    pub(crate) fn answering(&self, heads: &[u16]) {
+        for pair in heads.windows(2) {
+            self.put(Self::entry(pair[1]) + NEXT_AT, pair[0]);
+        }
+        if let Some(&last) = heads.last() {
+            self.put(LAST_AT, last);
+        }
     }
 
-    /// Records that a chain is answered, and that the next answer has the index `used`.
-    pub(crate) fn answered(&self, head: u16, used: u16) {
-        self.put(Self::entry(head), 0_u8);
+    /// Records that chains are answered, and that the next answer has the index `used`.
+    pub(crate) fn answered(&self, heads: &[u16], used: u16) {
+        heads.iter().for_each(|&head| self.put(Self::entry(head), 0_u8));
         self.put(USED_AT, used);
     }
 }
@@ -193,11 +207,11 @@ mod tests {
         for head in [5, 2, 7, 0] {
             ring.taken(head);
         }
-        ring.answering(2);
-        ring.answered(2, 65_535);
+        ring.answering(&[2]);
+        ring.answered(&[2], 65_535);
         assert_eq!(record().recover(65_535), Some(vec![5, 7, 0]));
         // The process ends before the answer.
-        ring.answering(7);
+        ring.answering(&[7]);
         assert_eq!(record().recover(65_535), Some(vec![5, 7, 0]));
         // The process ends after the answer, before it is recorded.
         assert_eq!(record().recover(0), Some(vec![5, 0]));
@@ -207,6 +221,28 @@ mod tests {
         ring.taken(1);
         assert_eq!(record().recover(0), Some(vec![5, 0, 1]));
         assert_eq!(map.ring(0, 8).unwrap().recover(0), None, "the other ring's is new");
+    }
+
+    #[test]
+    fn a_group_of_answers_is_recorded_as_a_whole() {
+        let map = map();
+        let record = || map.ring(0, 8).unwrap();
+        let mut ring = record();
+        assert_eq!(ring.recover(65_535), None);
+        for head in [5, 2, 7, 0, 1] {
+            ring.taken(head);
+        }
+        // The process ends before the guest can see the group.
+        ring.answering(&[7, 5, 1]);
+        assert_eq!(record().recover(65_535), Some(vec![5, 2, 7, 0, 1]));
+        // The process ends after the store, and before the group is recorded, or in between.
+        ring.put(RingRecord::entry(7), 0_u8);
+        assert_eq!(record().recover(2), Some(vec![2, 0]));
+        // A link outside the ring ends the list.
+        ring.taken(7);
+        ring.put(RingRecord::entry(7) + NEXT_AT, 8_u16);
+        ring.put(LAST_AT, 7_u16);
+        assert_eq!(record().recover(5), Some(vec![2, 0]));
     }
 
     #[test]

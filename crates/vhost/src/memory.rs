@@ -7,17 +7,17 @@
 //!
 //! A hypervisor that truncates the file of the memory ends every process that touches the lost
 //! pages (SIGBUS). A memfd with the seal `F_SEAL_SHRINK` cannot be truncated.
+#![allow(clippy::disallowed_types)] // The indexes of a ring are atomics in the guest's memory.
 
+use blockyard_core::Region;
+use blockyard_sync::atomics::{AtomicU16, Ordering};
+use rustix::fs::{SealFlags, fcntl_get_seals};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use blockyard_core::Region;
-use rustix::fs::{SealFlags, fcntl_get_seals};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{FileOffset, MmapRegion};
 
 /// The most regions of memory: what QEMU uses at most.
 pub(crate) const REGIONS_MAX: usize = 64;
@@ -74,8 +74,8 @@ impl MappedRegion {
         let owner = Box::new(Arc::clone(&self.mapping));
         // SAFETY: the mapping is readable and writable for its length until the owner is dropped.
         // Bios have the data of requests; this crate accesses those by raw pointers only. Where a
-        // guest lets data overlap a ring, an index of the ring is accessed as an atomic by crate
-        // vm-memory, whose reference lives for that access.
+        // guest lets data overlap a ring, an index of the ring is accessed as an atomic, whose
+        // reference lives for that access (`GuestMap::index`).
         Some(unsafe { Region::foreign(base, self.mapping.size(), owner) })
     }
 }
@@ -94,9 +94,6 @@ pub(crate) struct GuestPiece {
 /// A region of a guest's memory.
 struct GuestRegion {
     place: RegionPlace,
-    /// For the indexes of rings, which are atomic.
-    mapping: Arc<MmapRegion>,
-    /// For everything else.
     region: Arc<Region>,
 }
 
@@ -127,7 +124,7 @@ impl GuestMap {
             let end = place.guest.checked_add(place.len);
             next = end.ok_or_else(|| invalid("a region ends beyond the address space"))?;
             let region = it.region().ok_or_else(|| invalid("a region lies at address 0"))?;
-            regions.push(GuestRegion { place, mapping: Arc::clone(&it.mapping), region });
+            regions.push(GuestRegion { place, region });
         }
         Ok(GuestMap { regions })
     }
@@ -186,30 +183,41 @@ impl GuestMap {
         fits.then_some(GuestPiece { region: region as u16, offset, len })
     }
 
+    /// An index or a flag of a ring, at an offset in a run, for one access.
+    #[inline]
+    #[allow(unsafe_code)]
+    fn index(&self, run: GuestPiece, at: u64) -> &AtomicU16 {
+        let index = self.regions[usize::from(run.region)].region.range(run.offset + at, 2);
+        let index = index.expect("range inside the region");
+        assert!(index.addr().get().is_multiple_of(2), "`Virtqueue::new` checks the alignment");
+        // SAFETY: `range` checked that the bytes lie in mapped memory, which the region keeps
+        // mapped; they are aligned. The guest accesses an index as one machine word, and this
+        // process as an atomic only.
+        unsafe { AtomicU16::from_ptr(index.as_ptr().cast()) }
+    }
+
     /// Reads an index of a ring, at an offset in a run.
+    #[inline]
     pub(crate) fn load(&self, run: GuestPiece, at: u64, order: Ordering) -> u16 {
-        let mapping = &self.regions[usize::from(run.region)].mapping;
-        let at = (run.offset + at) as usize;
-        // `Virtqueue::new` checked that the rings lie in the memory and are aligned.
-        u16::from_le(mapping.as_volatile_slice().load(at, order).unwrap_or_default())
+        u16::from_le(self.index(run, at).load(order))
     }
 
     /// Writes an index of a ring, at an offset in a run.
+    #[inline]
     pub(crate) fn store(&self, run: GuestPiece, at: u64, value: u16, order: Ordering) {
-        let mapping = &self.regions[usize::from(run.region)].mapping;
-        let at = (run.offset + at) as usize;
-        // As for `load`.
-        let _ = mapping.as_volatile_slice().store(value.to_le(), at, order);
+        self.index(run, at).store(value.to_le(), order);
     }
 
     /// Copies bytes at an offset in a run, which must contain them. Each byte is read once.
+    #[inline]
     pub(crate) fn copy_from<const N: usize>(&self, run: GuestPiece, at: u64) -> [u8; N] {
         read_once(&self.regions[usize::from(run.region)].region, run.offset + at)
     }
 
     /// Copies bytes to an offset in a run, which must contain them.
-    pub(crate) fn copy_to(&self, run: GuestPiece, at: u64, bytes: &[u8]) {
-        self.regions[usize::from(run.region)].region.write(run.offset + at, bytes);
+    #[inline]
+    pub(crate) fn copy_to<const N: usize>(&self, run: GuestPiece, at: u64, bytes: [u8; N]) {
+        self.regions[usize::from(run.region)].region.write(run.offset + at, &bytes);
     }
 
     /// Appends the pieces of a range, which may lie in several regions. Returns `false` if a byte
@@ -240,6 +248,11 @@ impl GuestMap {
         pieces: &[GuestPiece],
         offset: u64,
     ) -> Option<[u8; N]> {
+        if let Some(first) = pieces.first()
+            && first.len.checked_sub(offset).is_some_and(|rest| rest >= N as u64)
+        {
+            return Some(self.copy_from(*first, offset));
+        }
         let mut bytes = [0; N];
         let done = self.each(pieces, offset, N, |region, at, done| {
             if done.len() == N {
@@ -293,14 +306,32 @@ impl GuestMap {
     }
 }
 
+/// A word at any address.
+#[repr(C, packed)]
+struct UnalignedWord(u64);
+
 /// Copies bytes of a region, which must contain them, and which the guest may change meanwhile. The
-/// read is volatile: the compiler does not read a byte again when the copy is used.
+/// reads are volatile: the compiler does not read a byte again when the copy is used.
+#[inline]
 #[allow(unsafe_code)]
 fn read_once<const N: usize>(region: &Region, at: u64) -> [u8; N] {
+    const WORD: usize = size_of::<UnalignedWord>();
     let from = region.range(at, N as u64).expect("range inside the region");
-    // SAFETY: `range` checked that the bytes lie in mapped memory; an array of bytes needs no
-    // alignment, and any bytes are a value of it.
-    unsafe { from.cast::<[u8; N]>().read_volatile() }
+    let mut bytes = [0; N];
+    let (words, rest) = bytes.as_chunks_mut::<WORD>();
+    let whole = words.len();
+    for (index, word) in words.iter_mut().enumerate() {
+        // SAFETY: `range` checked that all N bytes lie in mapped memory; a packed word needs no
+        // alignment, and any bytes are a value of it.
+        let UnalignedWord(read) =
+            unsafe { from.cast::<UnalignedWord>().add(index).read_volatile() };
+        *word = read.to_ne_bytes();
+    }
+    for (index, byte) in rest.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *byte = unsafe { from.add(whole * WORD + index).read_volatile() };
+    }
+    bytes
 }
 
 /// The number of bytes of pieces.
@@ -309,7 +340,18 @@ pub(crate) fn len_bytes(pieces: &[GuestPiece]) -> u64 {
 }
 
 /// Removes the first bytes of pieces.
+#[inline]
 pub(crate) fn skip(pieces: &mut Vec<GuestPiece>, mut bytes: u64) {
+    match pieces.as_mut_slice() {
+        [first, ..] if first.len > bytes => {
+            first.offset += bytes;
+            first.len -= bytes;
+            return;
+        }
+        // The header of a read.
+        [only] if only.len == bytes => return pieces.clear(),
+        _ => {}
+    }
     for piece in pieces.iter_mut() {
         let here = bytes.min(piece.len);
         piece.offset += here;
@@ -319,35 +361,30 @@ pub(crate) fn skip(pieces: &mut Vec<GuestPiece>, mut bytes: u64) {
     pieces.retain(|piece| piece.len > 0);
 }
 
-/// Moves the last bytes of pieces to `tail`. Returns `false` if there are fewer.
-pub(crate) fn split_tail(
-    pieces: &mut Vec<GuestPiece>,
-    mut bytes: u64,
-    tail: &mut Vec<GuestPiece>,
-) -> bool {
-    tail.clear();
-    while bytes > 0 {
-        let Some(last) = pieces.last_mut() else { return false };
-        let here = bytes.min(last.len);
-        last.len -= here;
-        tail.push(GuestPiece { region: last.region, offset: last.offset + last.len, len: here });
-        if last.len == 0 {
-            pieces.pop();
-        }
-        bytes -= here;
+/// Removes the last byte of pieces, and returns it; `None` if there is none.
+#[inline]
+pub(crate) fn pop_byte(pieces: &mut Vec<GuestPiece>) -> Option<GuestPiece> {
+    let last = pieces.last_mut()?;
+    last.len -= 1;
+    let byte = GuestPiece { offset: last.offset + last.len, len: 1, ..*last };
+    if last.len == 0 {
+        pieces.pop();
     }
-    tail.reverse();
-    true
+    Some(byte)
 }
 
-/// Copies the first bytes of pieces to the beginning of `head`. Returns `false` if there are fewer.
-pub(crate) fn copy_head(pieces: &[GuestPiece], mut bytes: u64, head: &mut Vec<GuestPiece>) -> bool {
-    for (index, piece) in pieces.iter().enumerate() {
+/// Calls `each` with the first bytes of pieces. Returns `false` if there are fewer.
+pub(crate) fn copy_head(
+    pieces: &[GuestPiece],
+    mut bytes: u64,
+    mut each: impl FnMut(GuestPiece),
+) -> bool {
+    for piece in pieces {
         if bytes == 0 {
             break;
         }
         let len = bytes.min(piece.len);
-        head.insert(index, GuestPiece { len, ..*piece });
+        each(GuestPiece { len, ..*piece });
         bytes -= len;
     }
     bytes == 0
@@ -446,7 +483,7 @@ pub(crate) mod tests {
         guest.store(index, 0, 0x1234, Ordering::Release);
         assert_eq!(guest.load(index, 0, Ordering::Acquire), 0x1234);
         assert_eq!(guest.copy_from(index, 0), [0x34, 0x12]);
-        guest.copy_to(index, 1, &[0x56]);
+        guest.copy_to(index, 1, [0x56]);
         assert_eq!(guest.load(index, 0, Ordering::Acquire), 0x5634);
     }
 
@@ -470,8 +507,10 @@ pub(crate) mod tests {
         ];
         for head in 0..=21 {
             for tail_bytes in 0..=21 - head {
-                let (mut pieces, mut tail) = (whole.to_vec(), Vec::new());
-                assert!(split_tail(&mut pieces, tail_bytes, &mut tail));
+                let mut pieces = whole.to_vec();
+                let mut pop = |_| pop_byte(&mut pieces).unwrap();
+                let mut tail: Vec<GuestPiece> = (0..tail_bytes).map(&mut pop).collect();
+                tail.reverse();
                 skip(&mut pieces, head);
                 assert_eq!(len_bytes(&pieces), 21 - head - tail_bytes);
                 assert_eq!(len_bytes(&tail), tail_bytes);
@@ -485,6 +524,6 @@ pub(crate) mod tests {
                 assert_eq!(rest, bytes(&whole)[head as usize..]);
             }
         }
-        assert!(!split_tail(&mut whole.to_vec(), 22, &mut Vec::new()));
+        assert_eq!(pop_byte(&mut Vec::new()), None);
     }
 }

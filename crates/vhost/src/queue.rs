@@ -36,7 +36,7 @@ use blockyard_sync::pad::Padded;
 
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
-use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, skip, split_tail};
+use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, pop_byte, skip};
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, ZONE_BYTES, report_header,
     zone_descriptor,
@@ -57,6 +57,10 @@ const SECTOR_BYTES: u64 = 8;
 const TAIL_BYTES_MAX: usize = (SECTOR_BYTES + STATUS_BYTES) as usize;
 /// The zones that a report reads at once.
 const REPORT_ZONES: usize = 64;
+/// The most requests that are taken before the guest is called.
+const BATCH_MAX: usize = 32;
+/// One of this many requests that are executed inline is timed, for the statistics.
+const LATENCY_SAMPLE: u32 = 16;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -200,9 +204,9 @@ struct Tail {
 }
 
 impl Tail {
-    fn set(&mut self, pieces: &[GuestPiece]) {
-        self.pieces[..pieces.len()].copy_from_slice(pieces);
-        self.count = pieces.len() as u8; // At most 9.
+    fn push(&mut self, piece: GuestPiece) {
+        self.pieces[usize::from(self.count)] = piece;
+        self.count += 1;
     }
 
     fn pieces(&self) -> &[GuestPiece] {
@@ -215,6 +219,8 @@ impl Tail {
 enum RequestStart {
     /// The bios are made.
     InFlight(InFlight),
+    /// It is executed, and not answered.
+    Executed(InFlight),
     /// It has to wait for the bounce buffer.
     Waits,
     /// It has ended without a bio; the device wrote this many bytes of data.
@@ -232,7 +238,6 @@ struct QueueThread {
     regions: Vec<RegionId>,
     /// The chain that was taken last: its data, without the header and the tail.
     chain: Chain,
-    tail: Vec<GuestPiece>,
     /// The request of the chain, if it waits for the bounce buffer.
     held: Option<Plan>,
     bounce: Bounce,
@@ -241,6 +246,11 @@ struct QueueThread {
     /// By the heads of chains too.
     tails: Vec<Tail>,
     in_flight: usize,
+    /// Whether the device executes reads and writes inline, as far as the thread knows since it
+    /// last began to take requests.
+    executes_inline: bool,
+    /// The requests that were executed inline, for samples of their latency.
+    inline_requests: u32,
     bios: Vec<Bio>,
     done: Vec<Completion>,
     zones: Vec<ZoneInfo>,
@@ -276,12 +286,13 @@ impl QueueThread {
             regions,
             channel,
             chain: Chain::new(PIECES_MAX),
-            tail: Vec::with_capacity(TAIL_BYTES_MAX),
             held: None,
             bounce: Bounce { memory, region, is_used: false, pieces },
             slots: vec![None; entries],
             tails: vec![Tail::default(); entries],
             in_flight: 0,
+            executes_inline: true,
+            inline_requests: 0,
             bios: Vec::with_capacity(2 * BIOS_PER_REQUEST),
             done: Vec::with_capacity(entries),
             zones: Vec::with_capacity(REPORT_ZONES),
@@ -357,7 +368,12 @@ impl QueueThread {
     fn take_requests(&mut self) -> Result<usize, RingFault> {
         self.start_held();
         let mut taken = 0;
-        while self.has_room() && !self.is_stopping() && self.ring.take(&mut self.chain)? {
+        self.executes_inline = true;
+        while taken < BATCH_MAX
+            && self.has_room()
+            && !self.is_stopping()
+            && self.ring.take(&mut self.chain)?
+        {
             if self.slots[usize::from(self.chain.head)].is_some() {
                 return Err(RingFault("a chain is available again before it was answered"));
             }
@@ -405,23 +421,24 @@ impl QueueThread {
 
     /// Plans the request of the chain, and cuts header and tail off.
     fn plan(&mut self) -> Result<Result<Plan, BlkStatus>, RingFault> {
-        let QueueThread { setup, chain, tail, tails, .. } = self;
+        let QueueThread { setup, chain, tails, .. } = self;
         // The only read of the header: the guest may change it now.
         let Some(header) = setup.map.read_fixed::<HEADER_BYTES>(&chain.readable, 0) else {
             return Err(RingFault("a request is shorter than its header"));
         };
         let header = BlkHeader::parse(&header);
         skip(&mut chain.readable, HEADER_BYTES as u64);
-        if !split_tail(&mut chain.writable, STATUS_BYTES, tail) {
-            return Err(RingFault("a request has no room for its status"));
-        }
+        let no_status = RingFault("a request has no room for its status");
+        let status = pop_byte(&mut chain.writable).ok_or(no_status)?;
+        let tail = &mut tails[usize::from(chain.head)];
+        tail.count = 0;
         if header.returns_sector() {
-            if !copy_head(&chain.writable, SECTOR_BYTES, tail) {
+            if !copy_head(&chain.writable, SECTOR_BYTES, |piece| tail.push(piece)) {
                 return Err(RingFault("an append has no room for its sector"));
             }
             chain.writable.clear();
         }
-        tails[usize::from(chain.head)].set(tail);
+        tail.push(status);
         let (out_bytes, in_bytes) = (len_bytes(&chain.readable), len_bytes(&chain.writable));
         Ok(setup.shape.plan(header, out_bytes, in_bytes))
     }
@@ -453,6 +470,7 @@ impl QueueThread {
                 self.slots[usize::from(head)] = Some(request);
                 self.in_flight += 1;
             }
+            RequestStart::Executed(request) => self.finish(head, request, None),
             RequestStart::Waits => self.held = Some(plan),
             RequestStart::Ended(status, written) => self.answer(head, status, None, written),
         }
@@ -479,6 +497,25 @@ impl QueueThread {
         if is_odd || (bio.op == Op::ZoneAppend && pieces.len() > 1) {
             return self.start_bounced(bio, request);
         }
+        // Bios that are made go first: those of a killed server must keep their order.
+        if let [piece] = **pieces
+            && self.executes_inline
+            && self.bios.is_empty()
+            && bio.op != Op::ZoneAppend
+            && bio.flags == Flags::NONE
+        {
+            let region = self.regions[usize::from(piece.region)];
+            let buf = BufRef { region, offset: piece.offset };
+            match self.execute_inline(&bio.with_buf(buf)) {
+                Some(Status::Ok) => return RequestStart::Executed(request),
+                Some(status) => {
+                    let failed = Some((bio.sector, status));
+                    return RequestStart::Executed(InFlight { failed, ..request });
+                }
+                None => self.executes_inline = false,
+            }
+        }
+        let pieces = if bio.op == Op::Read { &self.chain.writable } else { &self.chain.readable };
         let mut sector = bio.sector;
         for piece in pieces {
             let sectors = piece.len / 512;
@@ -489,6 +526,20 @@ impl QueueThread {
         }
         // At most PIECES_MAX.
         RequestStart::InFlight(InFlight { left: pieces.len() as u32, ..request })
+    }
+
+    /// Executes a read or a write inline; `None` if it has to be pushed.
+    fn execute_inline(&mut self, bio: &Bio) -> Option<Status> {
+        let Bio { op, sector, sectors, buf, .. } = *bio;
+        let is_timed = self.inline_requests.is_multiple_of(LATENCY_SAMPLE);
+        self.inline_requests = self.inline_requests.wrapping_add(1);
+        if !is_timed {
+            return self.channel.execute_inline(op, sector, sectors, buf);
+        }
+        let start = Monotonic.now();
+        let status = self.channel.execute_inline(op, sector, sectors, buf)?;
+        self.channel.note_latency(op, Monotonic.now().since(start));
+        Some(status)
     }
 
     /// Makes the bio of an operation whose data go through the bounce buffer.
@@ -594,12 +645,19 @@ impl QueueThread {
         if slot.left > 0 {
             return;
         }
-        let InFlight { op, failed, bytes, uses_bounce, .. } = *slot;
+        let request = *slot;
         self.slots[usize::from(head)] = None;
         self.in_flight -= 1;
-        if uses_bounce {
+        if request.uses_bounce {
             self.bounce.is_used = false;
         }
+        let landed = (request.op == Op::ZoneAppend).then_some(completion.sector);
+        self.finish(head, request, landed);
+    }
+
+    /// Answers a request that is executed; `landed` is the sector of an append.
+    fn finish(&mut self, head: u16, request: InFlight, landed: Option<Sector>) {
+        let InFlight { op, failed, bytes, uses_bounce, .. } = request;
         if let Some((sector, status)) = failed {
             let status = self.status_of(op, sector, status);
             return self.answer(head, status, None, 0);
@@ -614,8 +672,7 @@ impl QueueThread {
         if uses_bounce && op == Op::Read {
             self.copy_from_bounce(bytes.into());
         }
-        let sector = (op == Op::ZoneAppend).then_some(completion.sector);
-        self.answer(head, BlkStatus::Ok, sector, written);
+        self.answer(head, BlkStatus::Ok, landed, written);
     }
 
     fn copy_from_bounce(&mut self, bytes: u64) {
@@ -645,12 +702,16 @@ impl QueueThread {
         let counts = &self.setup.counts;
         counts.requests.add(1);
         counts.errors.add(u64::from(status != BlkStatus::Ok));
+        let tail = &self.tails[usize::from(head)];
+        if let ([place], None) = (tail.pieces(), sector) {
+            self.setup.map.copy_to(*place, 0, [status as u8]);
+            return self.ring.answer(head, written.saturating_add(STATUS_BYTES as u32));
+        }
         let mut bytes = [0; TAIL_BYTES_MAX];
         bytes[..8].copy_from_slice(&sector.unwrap_or(Sector(0)).0.to_le_bytes());
         bytes[8] = status as u8;
-        let tail = self.tails[usize::from(head)].pieces();
-        let len = len_bytes(tail) as usize;
-        self.setup.map.write(tail, 0, &bytes[TAIL_BYTES_MAX - len..]);
+        let len = len_bytes(tail.pieces()) as usize;
+        self.setup.map.write(tail.pieces(), 0, &bytes[TAIL_BYTES_MAX - len..]);
         self.ring.answer(head, written.saturating_add(len as u32));
     }
 

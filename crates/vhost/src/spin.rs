@@ -150,9 +150,10 @@ impl SpinBudget {
         self.allowed.begin(now).max(self.saved_window)
     }
 
-    /// Whether a spin that has found a request waits for others.
+    /// Whether a spin that has found a request waits for others. Where a user allows spins besides,
+    /// CPU time is not what counts: a guest that is answered at once does not go to sleep.
     pub(crate) fn gathers(&self) -> bool {
-        self.saved.gathers()
+        self.allowed.percent == 0 && self.saved.gathers()
     }
 
     /// Accounts for a spin, which took `time`, at most the window, and found this many requests or
