@@ -9,7 +9,7 @@ use blockyard_core::blocking::Io;
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::inject::Injection;
 use blockyard_core::{Bio, Composed, Device, Disk, Flags, Op, Sector, Status};
-use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, Selection, Which};
+use blockyard_ram::{Algo, CodecConfig, Ram, RamConfig, Selection};
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
@@ -203,7 +203,7 @@ fn partly_selected_shared_object_is_not_recompressed() {
     let mut found = vec![0; BLOCK];
     io.read(Sector(8), &mut found).unwrap();
     let first = size();
-    let idle = Selection { which: Which::Idle, ..Selection::default() };
+    let idle = Selection { which: blockyard_ram::Which::Idle, ..Selection::default() };
     let done = ram.recompress(&idle).unwrap();
     assert_eq!((done.replaced, done.skipped_shared), (3, 2), "block 1 was read: {done:?}");
     let second = size();
