@@ -63,7 +63,7 @@ fn a_snapshot_goes_to_another_pool_and_into_images() {
     let refused = volume(&["receive", &there, "cut", "-i", &more]).fails();
     refused.says(&[&more, "it is not a stream of `blockyard volume send`"]);
     let refused = volume(&["receive", &there, "copy", "-i", &whole]).fails();
-    assert!(refused.err.contains("`copy@a` exists already"), "{refused}");
+    assert!(refused.err.contains("`copy@a` is here already"), "{refused}");
     let listed = volume(&["list", &there]).ok().out;
     assert!(!listed.contains("cut"), "{listed}");
     let refused = volume(&["send", &path, "v0@b", "--from", "v0@x", "-o", &more]).fails();

@@ -122,7 +122,8 @@ fn nothing_to_continue<T>(head: &Head, volume: &str) -> Result<T, VolumeError> {
 /// called with the number of bytes read.
 ///
 /// # Errors
-/// If a stream is damaged, cut, or does not fit the pool: then that stream has changed nothing. The
+/// If a stream is damaged, cut, or does not fit the pool, or its snapshot is there already: then
+/// that stream has changed nothing. The end of a stream whose snapshot is there is accepted. The
 /// snapshots of the streams before it stay. What a resumable receive has of the stream is kept if
 /// the error is [`VolumeError::Interrupted`].
 pub fn receive(
@@ -154,7 +155,10 @@ pub fn receive(
         if has_other_secret(running, incoming.slot.as_ref()) {
             received.other_secret.push(name.clone());
         }
-        received.blocks += receive_one(running, &name, target, &mut incoming, progress)?;
+        received.blocks += match has_arrived(running, &name, &incoming.head) {
+            true => end_of_arrived(&name, &mut incoming)?,
+            false => receive_one(running, &name, target, &mut incoming, progress)?,
+        };
         received.snapshots.push(name);
         received.bytes = incoming.bytes();
         match incoming.following()? {
@@ -168,6 +172,34 @@ pub fn receive(
 fn has_other_secret(running: &Running, slot: Option<&KeySlot>) -> bool {
     let volumes = running.pool().volumes();
     slot.is_some_and(|slot| volumes.keys.get(&slot.id).is_some_and(|known| known != slot))
+}
+
+/// Whether the pool has the snapshot of a stream under this name. Then its sender did not learn
+/// that the stream had arrived.
+fn has_arrived(running: &Running, name: &str, head: &Head) -> bool {
+    let meta = running.pool().find(name).map(|live| live.meta.clone());
+    meta.is_ok_and(|it| {
+        it.is_snapshot
+            && it.guid == head.guid
+            && (it.block_bytes, it.blocks) == (head.block_bytes, head.blocks)
+            && (!head.is_raw() || it.key == head.key)
+    })
+}
+
+/// Reads the end of a stream that has arrived. Refuses its beginning with the token of its end, so
+/// that a sender that knows tokens goes on without sending the blocks again.
+fn end_of_arrived(name: &str, incoming: &mut Incoming<'_>) -> Result<u64, VolumeError> {
+    let end = Head { start: incoming.head.blocks, ..incoming.head.clone() };
+    if incoming.head.start < end.start {
+        let why = format!(
+            "here already, with all blocks of the stream; to end a stream whose sender does not \
+             know this, send `volume send --resume {}`",
+            end.token()
+        );
+        return Err(VolumeError::Busy { name: name.to_owned(), why });
+    }
+    // The parser accepts nothing but the end record after the last block.
+    incoming.part().map(|_| 0)
 }
 
 /// Receives a stream as this snapshot. Returns the number of blocks with contents.

@@ -299,14 +299,24 @@ fn streams_of_another_key_or_time_are_refused_by_name() {
     let to_c = increment("v0@c", Some("@b"));
     receive(&there, Some("v0"), &whole).unwrap();
     receive(&there, Some("v0"), &to_b).unwrap();
-    // Streams of an earlier time.
-    assert!(said(receive(&there, Some("v0"), &whole)).contains("`v0@a` exists already"));
-    assert!(said(receive(&there, Some("v0@x"), &whole)).contains("`v0` exists already"));
-    assert!(said(receive(&there, Some("v0@x"), &to_b)).contains("`v0@b` exists already"));
-    // The same snapshot under another key, and as a stream of contents.
     let other_key = |stream: &[u8]| {
         with_head(stream, &|head| head.key ^= 1, &|slot| put_u64(slot, 0, key_of(stream) ^ 1))
     };
+    // Streams of an earlier time.
+    let text = said(receive(&there, Some("v0"), &whole));
+    assert!(text.contains("`v0@a` is here already"), "{text}");
+    // The end of a stream that has arrived goes without the key, and only under the same key.
+    let (_, token) = text.rsplit_once("--resume ").unwrap();
+    let token: ResumeToken = token.trim_end_matches('`').parse().unwrap();
+    assert!(token.is_raw);
+    let mut end = Vec::new();
+    Sending::resume(&here, &token, false).unwrap().run(&mut end, &mut |_| {}).unwrap();
+    assert_eq!(receive(&there, Some("v0"), &end).unwrap().snapshots, ["v0@a"]);
+    let text = said(receive(&there, Some("v0"), &other_key(&end)));
+    assert!(text.contains("`v0@a` exists already"), "{text}");
+    assert!(said(receive(&there, Some("v0@x"), &whole)).contains("`v0` exists already"));
+    assert!(said(receive(&there, Some("v0@x"), &to_b)).contains("`v0@b` exists already"));
+    // The same snapshot under another key, and as a stream of contents.
     let text = said(receive(&there, Some("v0"), &other_key(&to_c)));
     assert!(text.contains("invalid stream `v0@c (raw)`"), "{text}");
     assert!(text.contains("expected one that is encrypted by the key of `v0`"), "{text}");

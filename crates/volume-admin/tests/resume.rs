@@ -227,6 +227,48 @@ fn an_interrupted_receive_takes_only_its_own_continuation() {
     }
 }
 
+/// Regression: a sender that did not learn that its stream had arrived, as it was killed or the
+/// connection broke after the last byte, sent it again and was refused for ever.
+#[test]
+fn a_stream_that_has_arrived_is_ended_by_the_token_of_its_refusal() {
+    let place = place("resume-arrived");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    let mut random = fastrand::Rng::with_seed(55);
+    let mut model = vec![0; SIZE];
+    here.create("v0", SIZE as u64, BLOCK as u32).unwrap();
+    let mut base = None;
+    for snapshot in ["v0@a", "v0@b"] {
+        change(&here, "v0", &mut random, &mut model);
+        here.snapshot(snapshot).unwrap();
+        let stream = sent(&here, &SendOptions { snapshot, base, ..SendOptions::default() });
+        // With and without `-s`: the receive is complete, so nothing is left of it.
+        let target = ReceiveTarget { name: None, is_resumable: base.is_none() };
+        let receive = |mut stream: &[u8]| {
+            receive::receive(&there, &target, &mut stream, &mut |_| {}).map(|it| it.snapshots)
+        };
+        assert_eq!(receive(&stream).unwrap(), [snapshot]);
+        let error = receive(&stream).unwrap_err().to_string();
+        assert!(error.contains("is here already, with all blocks"), "{error}");
+        let (_, token) = error.rsplit_once("--resume ").unwrap();
+        let token: ResumeToken = token.trim_end_matches('`').parse().unwrap();
+        assert_eq!(token.start, (SIZE / BLOCK) as u64);
+        let end = resumed(&here, &token);
+        assert!(end.len() < 600, "{}", end.len());
+        let before = metas(&there);
+        assert_eq!(receive(&end).unwrap(), [snapshot]);
+        assert_eq!(metas(&there), before);
+        assert!(contents(&there, "v0") == model);
+        // A part of it is no end, nor is the end of a stream whose snapshot is not there.
+        let cut = receive(&end[..end.len() - 1]).unwrap_err();
+        assert!(matches!(cut, VolumeError::StreamEnds { .. }), "{cut}");
+        base = Some(snapshot);
+    }
+    let guid = metas(&here).into_iter().find(|it| it.name == "v0@b").unwrap().guid;
+    let end = resumed(&here, &ResumeToken { guid, base: None, start: 256, is_raw: false });
+    let error = receive(&there, Some("v1"), &end).unwrap_err().to_string();
+    assert!(error.contains("nothing of `v1` was received before"), "{error}");
+}
+
 /// A pool with a volume, its clone, and a clone of that.
 fn family(here: &Running) -> Vec<(&'static str, Vec<u8>)> {
     let mut random = fastrand::Rng::with_seed(52);

@@ -155,7 +155,7 @@ fn a_stream_that_does_not_fit_changes_nothing() {
     };
     said(receive(&there, "v0", &more), "this pool has no volume `v0` with its base `v0@a`");
     receive(&there, "v0", &whole).unwrap();
-    said(receive(&there, "v0", &whole), "`v0@a` exists already");
+    said(receive(&there, "v0", &whole), "`v0@a` is here already, with all blocks");
     said(receive(&there, "v0@again", &whole), "`v0` exists already");
     // Damage or an end anywhere in the stream: nothing changes.
     for at in [0, 40, 300, 511, 520, 560, more.len() / 2, more.len() - 20] {

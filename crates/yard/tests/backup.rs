@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_volume::{Options, Running, Secret};
+use blockyard_volume::{Options, Running, Secret, VolumeError};
 use blockyard_volume_admin::incoming::verify;
 use blockyard_volume_admin::prune::Period;
 use blockyard_volume_admin::receive::{ReceiveTarget, receive};
@@ -65,6 +65,33 @@ impl Fixture {
         }]);
     }
 
+    /// Sets a policy whose target writes each stream to the next of the numbered files. It refuses
+    /// one stream, if the file `said` is there, with the text of that file.
+    fn set_refusing(&self) {
+        let said = self.path("said").display().to_string();
+        let script = format!(
+            "n=1; while test -e \"$0.$n\"; do n=$((n+1)); done; cat > \"$0.$n\"; \
+             test ! -e {said} || {{ cat {said} >&2; rm {said}; exit 1; }}"
+        );
+        self.set(&script, 60, None);
+    }
+
+    fn numbered(&self, number: u32) -> PathBuf {
+        self.path(&format!("v0.stream.{number}"))
+    }
+
+    /// The pool that receives.
+    fn there(&self) -> Arc<Running> {
+        Running::open(&self.path("there"), Options::default()).unwrap()
+    }
+
+    /// Receives a numbered file as `volume receive -s` does. Returns the new snapshots.
+    fn take(&self, there: &Running, number: u32) -> Result<Vec<String>, VolumeError> {
+        let stream = std::fs::read(self.numbered(number)).unwrap();
+        let target = ReceiveTarget { name: None, is_resumable: true };
+        receive(there, &target, &mut &stream[..], &mut |_| {}).map(|received| received.snapshots)
+    }
+
     fn run(&self, now: u64) -> BackupView {
         self.backups.run_due(&self.devices, now);
         self.backups.views().remove(0)
@@ -72,7 +99,7 @@ impl Fixture {
 
     /// Receives the last stream in another pool.
     fn receive(&self) -> String {
-        let there = Running::open(&self.path("there"), Options::default()).unwrap();
+        let there = self.there();
         let stream = std::fs::read(self.path("v0.stream")).unwrap();
         let target = ReceiveTarget::default();
         receive(&there, &target, &mut &stream[..], &mut |_| {}).unwrap().snapshots.remove(0)
@@ -199,17 +226,10 @@ fn a_target_that_fails_is_tried_again() {
 #[test]
 fn a_stream_that_broke_off_is_continued_and_all_that_is_missing_is_sent() {
     let fixture = Fixture::new();
-    let said = fixture.path("said");
-    let refuses = format!("test ! -e {0} || {{ cat {0} >&2; rm {0}; exit 1; }}", said.display());
-    let number = "n=1; while test -e \"$0.$n\"; do n=$((n+1)); done";
-    let file = |number: u32| fixture.path(&format!("v0.stream.{number}"));
-    let len = |number: u32| std::fs::metadata(file(number)).unwrap().len();
-    let there = Running::open(&fixture.path("there"), Options::default()).unwrap();
-    let take = |number: u32| {
-        let stream = std::fs::read(file(number)).unwrap();
-        let target = ReceiveTarget { name: None, is_resumable: true };
-        receive(&there, &target, &mut &stream[..], &mut |_| {}).map(|received| received.snapshots)
-    };
+    let there = fixture.there();
+    let (said, file) = (fixture.path("said"), |number| fixture.numbered(number));
+    let len = |number| std::fs::metadata(file(number)).unwrap().len();
+    let take = |number| fixture.take(&there, number);
     // The connection breaks: the target has a part, of which the policy does not know.
     fixture.set("head -c 150000 > \"$0.1\"; exit 1", 60, None);
     assert!(fixture.run(NOW).error.is_some());
@@ -220,7 +240,7 @@ fn a_stream_that_broke_off_is_continued_and_all_that_is_missing_is_sent() {
     std::fs::write(&said, refusal).unwrap();
     // In the next hour the first snapshot is begun again, refused and continued, and the second one
     // follows it.
-    fixture.set(&format!("{number}; cat > \"$0.$n\"; {refuses}"), 60, None);
+    fixture.set_refusing();
     let view = fixture.run(NEXT_HOUR);
     assert_eq!((view.error, view.sent_bytes), (None, len(3) + len(4)));
     assert!(len(3) < len(2) && !file(5).exists(), "{} of {}", len(3), len(2));
@@ -236,6 +256,27 @@ fn a_stream_that_broke_off_is_continued_and_all_that_is_missing_is_sent() {
     let error = fixture.run(NEXT_HOUR + 3600).error.unwrap();
     assert!(error.contains("it has another one"), "{error}");
     assert!(file(5).exists() && !file(6).exists());
+}
+
+/// Regression: a daemon that was killed after a stream had arrived, and before its hold, sent the
+/// snapshot again in each run, and the target refused it.
+#[test]
+fn a_snapshot_that_arrived_and_is_not_held_does_not_stop_the_backup() {
+    let fixture = Fixture::new();
+    let there = fixture.there();
+    let take = |number| fixture.take(&there, number);
+    fixture.set("cat > \"$0.1\"; exit 1", 60, None);
+    assert!(fixture.run(NOW).error.is_some());
+    assert_eq!(take(1).unwrap(), ["v0@off-2033-05-18T03"]);
+    std::fs::write(fixture.path("said"), take(1).unwrap_err().to_string()).unwrap();
+    fixture.set_refusing();
+    let view = fixture.run(NEXT_HOUR);
+    assert_eq!(view.error, None);
+    assert!(view.sent_bytes < 2000, "the end of the first one, and an empty second one");
+    assert_eq!(take(3).unwrap(), ["v0@off-2033-05-18T03"]);
+    assert_eq!(take(4).unwrap(), ["v0@off-2033-05-18T04"]);
+    let tags: Vec<_> = fixture.snapshots().into_iter().map(|(_, tags)| tags).collect();
+    assert_eq!(tags, [vec![], vec!["off".to_owned()]]);
 }
 
 /// A policy needs no key of an encrypted volume, and its streams have nothing in plain.

@@ -176,16 +176,15 @@ impl BackupTarget {
         drop(done_end);
         let watched = watch.map_err(start)?.join();
         let Watched { said, timed_out } = watched.unwrap_or_default();
-        if stop.is_set() {
-            return Err(TargetError::Stopped);
-        }
-        if timed_out {
-            let seconds = self.timeout.as_secs();
-            return Err(TargetError::TimedOut { program, seconds, said });
-        }
         let status = status.map_err(start)?;
         match sent {
+            // The target has stored the stream, even if its time ended or the daemon ends now.
             Ok(sent) if status.success() => Ok(sent.bytes),
+            _ if stop.is_set() => Err(TargetError::Stopped),
+            _ if timed_out => {
+                let seconds = self.timeout.as_secs();
+                Err(TargetError::TimedOut { program, seconds, said })
+            }
             // The stream was complete, or the command did not read it to its end.
             Ok(_) | Err(VolumeError::Pipe(_)) => Err(TargetError::Failed { program, status, said }),
             Err(error) => Err(TargetError::Send(error)),
