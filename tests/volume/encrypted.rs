@@ -214,4 +214,16 @@ fn raw_stream_of_a_locked_volume(pool: &Place, path: &str, key_command: &str) {
     let bytes = fs::read(&stream).unwrap();
     assert!(blockyard_testing::position(&bytes, MARK.as_bytes()).is_none());
     assert_eq!(with_mark(Path::new(&there)), [""; 0]);
+    // The yard receives it, too, which sends the key slot through the control API. A second time it
+    // takes the end of the stream only.
+    volume(&["receive", path, "copy", "--input", &stream]).ok();
+    let refused = volume(&["receive", path, "copy", "--input", &stream]).fails();
+    assert!(refused.err.contains("`copy@a` is here already"), "{refused}");
+    let (_, token) = refused.err.rsplit_once("--resume ").unwrap();
+    let token = token.split('`').next().unwrap();
+    volume(&["send", "--raw", "--resume", token, path, "-o", &stream, "--force"]).ok();
+    assert!(fs::metadata(&stream).unwrap().len() < 1000);
+    volume(&["receive", path, "copy", "--input", &stream]).ok();
+    let locked = volume(&["export", path, "copy@a", &copy, "--force"]).fails();
+    assert!(locked.err.contains("`copy@a` is encrypted and locked"), "{locked}");
 }

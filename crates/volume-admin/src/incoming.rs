@@ -143,6 +143,10 @@ impl<'a> Incoming<'a> {
                 return Err(invalid(FormatError::Field { what, field, value, want }));
             }
         }
+        if kind == Kind::Sealed {
+            // Before the position moves: a receive that is continued gets this record again.
+            record.sealed(&self.payload, &self.head).map_err(invalid)?;
+        }
         self.number += 1;
         self.from = first + count;
         Ok(record)

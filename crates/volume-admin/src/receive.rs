@@ -316,7 +316,19 @@ impl Destination {
             let busy = |why: String| VolumeError::Busy { name: self.volume.clone(), why };
             let held = running.hold(&meta);
             let held = held.map_err(|_| busy("being received already".to_owned()))?;
-            match read_state(running.pool(), &self.volume) {
+            let shape = |meta: &VolumeMeta| (meta.key, meta.block_bytes);
+            if self.present.as_ref().is_some_and(|present| shape(present) != shape(&meta)) {
+                let why = "partly received, for another volume that had this name; drop that with \
+                           `volume receive --abort`";
+                return Err(busy(why.to_owned()));
+            }
+            let kept = read_state(running.pool(), &self.volume).map_err(|error| {
+                busy(format!(
+                    "partly received, and how far cannot be read: {error}; `volume receive \
+                     --abort` drops it"
+                ))
+            })?;
+            match kept {
                 Some(kept) if is_continued(&kept, head) => {
                     let volume = self.volume.clone();
                     return Ok(Hidden { running, volume, name, kept: Some(kept), _held: held });
@@ -545,14 +557,29 @@ fn write_state<D: SegmentStore>(
 }
 
 /// Reads the position of a receive; `None` if it was not written yet.
-fn read_state<D: SegmentStore>(pool: &Arc<Pool<D>>, volume: &str) -> Option<Head> {
-    let live = pool.find(&receive_state_name(volume)).ok()?;
+///
+/// # Errors
+/// If it cannot be read, or is of a format that this program does not know.
+fn read_state<D: SegmentStore>(
+    pool: &Arc<Pool<D>>,
+    volume: &str,
+) -> Result<Option<Head>, VolumeError> {
+    let name = receive_state_name(volume);
+    let Ok(live) = pool.find(&name) else { return Ok(None) };
     let len = live.meta.block_bytes as usize;
-    let mut handle = VolumeHandle::open(pool, live, Compression::None, 1).ok()?;
+    let mut handle = VolumeHandle::open(pool, live, Compression::None, 1)?;
     let mut block = Vec::with_capacity(len);
     let status = handle.read(0, len, |bytes| block.extend_from_slice(bytes));
-    let head = block.first_chunk::<HEAD_BYTES>().filter(|_| status == Status::Ok)?;
-    Head::parse(head).ok()
+    if status != Status::Ok {
+        return Err(VolumeError::Unreadable { name, first: 0, count: 1, status });
+    }
+    match block.first_chunk::<HEAD_BYTES>() {
+        Some(head) if head.iter().any(|byte| *byte != 0) => {
+            let head = Head::parse(head);
+            head.map(Some).map_err(|source| VolumeError::Stream { offset: 0, source })
+        }
+        _ => Ok(None),
+    }
 }
 
 /// A receive that was interrupted, and can be continued.
@@ -572,7 +599,10 @@ pub fn interrupted(running: &Running) -> Vec<PartialReceive> {
     };
     let volumes = names.iter().filter_map(|name| name.strip_prefix(RECEIVE_STATE_PREFIX));
     let partial = |volume: &str| {
-        let head = read_state(running.pool(), volume)?;
+        let head = read_state(running.pool(), volume).unwrap_or_else(|error| {
+            tracing::warn!("how far `{volume}` was received cannot be read: {error}");
+            None
+        })?;
         Some(PartialReceive { volume: volume.to_owned(), head })
     };
     volumes.filter_map(partial).collect()

@@ -137,15 +137,19 @@ impl Sending<blockyard_store::PoolBacking> {
         Sending::of(running.pool(), options)
     }
 
-    /// Prepares to continue a stream whose receive was interrupted.
+    /// Prepares to continue a stream whose receive was interrupted. Of `options`, `snapshot` says
+    /// which one is sent if the pool has several with the identity that the token names, received
+    /// from another pool; it can be empty. `is_raw` refuses the token of a stream that has the
+    /// contents of an encrypted volume. `is_compressed` applies, and the other options do not.
     ///
     /// # Errors
     /// If the pool has not the snapshots that the token names.
     pub fn resume(
         running: &Running,
         token: &ResumeToken,
-        is_compressed: bool,
+        options: &SendOptions<'_>,
     ) -> Result<Self, VolumeError> {
+        let SendOptions { snapshot, is_compressed, is_raw, .. } = *options;
         let pool = running.pool();
         let outgoing = {
             let volumes = pool.volumes();
@@ -153,7 +157,8 @@ impl Sending<blockyard_store::PoolBacking> {
                 move |it: &&Arc<OpenVolume>| it.meta.is_snapshot && it.meta.guid == guid
             };
             let snapshots = volumes.by_id.values().filter(is(token.guid));
-            // The same snapshot can be there more than once, received from another pool.
+            let snapshots = snapshots.filter(|it| snapshot.is_empty() || it.meta.name == *snapshot);
+            let is_sealed = |live: &&Arc<OpenVolume>| !token.is_raw || live.meta.key != 0;
             let with_base = |live: &Arc<OpenVolume>| {
                 let Some(guid) = token.base else { return Some(Outgoing::new(live, None)) };
                 let bases = volumes.by_id.values().filter(is(guid));
@@ -162,7 +167,8 @@ impl Sending<blockyard_store::PoolBacking> {
                 let base = own.or_else(|| bases.next())?;
                 Some(Outgoing::new(live, Some(base)))
             };
-            snapshots.clone().find_map(with_base)
+            let sealed = snapshots.clone().filter(is_sealed).find_map(with_base);
+            sealed.or_else(|| snapshots.clone().find_map(with_base))
         };
         let wanted = "that of a snapshot, and of its base, that this pool has";
         let text = token.to_string();
@@ -172,6 +178,11 @@ impl Sending<blockyard_store::PoolBacking> {
         }
         if token.is_raw && outgoing.live.meta.key == 0 {
             return invalid("token", &text, "that of an encrypted volume, as the stream is raw");
+        }
+        if is_raw && !token.is_raw && outgoing.live.meta.key != 0 {
+            let wanted =
+                "that of a raw stream, as this one has the contents of an encrypted volume";
+            return invalid("token", &text, wanted);
         }
         outgoing.head.start = token.start;
         outgoing.check_key(pool, token.is_raw)?;

@@ -14,6 +14,7 @@ use blockyard_volume_admin::incoming::verify;
 use blockyard_volume_admin::receive::{self, ReceiveTarget, Received};
 use blockyard_volume_admin::send::{SendOptions, Sending};
 use blockyard_volume_format::bytes::put_u64;
+use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record, ResumeToken};
 use zeroize::Zeroizing;
 
@@ -260,7 +261,7 @@ fn an_interrupted_raw_receive_is_continued() {
         drop(there);
         there = pool(&place, "there", 4096);
         stream = Vec::new();
-        Sending::resume(&here, &token, true).unwrap().run(&mut stream, &mut |_| {}).unwrap();
+        Sending::resume(&here, &token, &RAW).unwrap().run(&mut stream, &mut |_| {}).unwrap();
         assert!(!has_mark(&stream));
     }
     assert!(started > 0);
@@ -273,13 +274,21 @@ fn an_interrupted_raw_receive_is_continued() {
     .unwrap();
     there.unlock("v1", &key(1)).unwrap();
     assert!(contents(&there, "v1") == model);
+    // Regression: a receiver could have a stream that was raw continued in plain, by a token.
+    here.unlock("v0", &key(1)).unwrap();
+    let guid = here.pool().find("v0@a").unwrap().meta.guid;
+    let token = ResumeToken { guid, base: None, start: 0, is_raw: false };
+    let text = said(Sending::resume(&here, &token, &RAW).map(drop));
+    assert!(text.contains("expected that of a raw stream"), "{text}");
+    assert!(Sending::resume(&here, &token, &SendOptions { is_raw: false, ..RAW }).is_ok());
     // A raw token of a volume that is not encrypted.
     here.create("plain", SIZE as u64, BLOCK as u32).unwrap();
     here.snapshot("plain@a").unwrap();
     let guid = here.pool().find("plain@a").unwrap().meta.guid;
     let token = ResumeToken { guid, base: None, start: 0, is_raw: true };
+    let any = SendOptions { snapshot: "", ..RAW };
     assert!(
-        said(Sending::resume(&here, &token, false).map(drop)).contains("of an encrypted volume")
+        said(Sending::resume(&here, &token, &any).map(drop)).contains("of an encrypted volume")
     );
 }
 
@@ -310,7 +319,7 @@ fn streams_of_another_key_or_time_are_refused_by_name() {
     let token: ResumeToken = token.trim_end_matches('`').parse().unwrap();
     assert!(token.is_raw);
     let mut end = Vec::new();
-    Sending::resume(&here, &token, false).unwrap().run(&mut end, &mut |_| {}).unwrap();
+    Sending::resume(&here, &token, &RAW).unwrap().run(&mut end, &mut |_| {}).unwrap();
     assert_eq!(receive(&there, Some("v0"), &end).unwrap().snapshots, ["v0@a"]);
     let text = said(receive(&there, Some("v0"), &other_key(&end)));
     assert!(text.contains("`v0@a` exists already"), "{text}");
@@ -427,6 +436,77 @@ fn a_block_that_was_moved_or_changed_within_a_stream_is_not_read() {
     stream[at] = 2;
     let text = said(receive(&there, Some("v1"), &stream));
     assert!(text.starts_with("invalid stream at byte 637") && text.contains("checksum"), "{text}");
+}
+
+/// Regression: the token after a malformed record began after it, so its blocks were never there.
+#[test]
+fn a_malformed_record_is_sent_again_by_the_continuation() {
+    let place = place("raw-malformed");
+    let (here, there) = (pool(&place, "here", 4096), pool(&place, "there", 4096));
+    encrypted(&here, "v0", 1);
+    {
+        let (_volume, mut io) = handle(&here, "v0", Compression::None);
+        let text = MARK.repeat(BLOCK / MARK.len());
+        io.write(Sector(8), &text, Flags::NONE).unwrap();
+        io.write(Sector(80), &text, Flags::NONE).unwrap();
+    }
+    here.snapshot("v0@a").unwrap();
+    let whole = sent(&here, &RAW);
+    let head = Head::parse(whole.first_chunk().unwrap()).unwrap();
+    let bad = printed_again(&whole, &head, &head, &|record, payload| {
+        if record.kind == Kind::Sealed && record.first == 10 {
+            payload.pop();
+            record.len -= 1;
+        }
+    });
+    let target = ReceiveTarget { name: None, is_resumable: true };
+    let error = receive::receive(&there, &target, &mut &bad[..], &mut |_| {});
+    let Err(VolumeError::Interrupted { token, .. }) = error else { panic!("{error:?}") };
+    let token: ResumeToken = token.parse().unwrap();
+    assert!(token.start <= 10, "{token:?}");
+    let mut rest = Vec::new();
+    Sending::resume(&here, &token, &RAW).unwrap().run(&mut rest, &mut |_| {}).unwrap();
+    receive::receive(&there, &target, &mut &rest[..], &mut |_| {}).unwrap();
+    there.unlock("v0", &key(1)).unwrap();
+    assert!(contents(&there, "v0") == contents(&here, "v0"));
+}
+
+/// Regression: after renames the rest of a stream went into the volume of another key.
+#[test]
+fn a_receive_is_not_continued_in_a_volume_of_another_key() {
+    let place = place("raw-renamed");
+    let (here, there) = (pool(&place, "here", 4096), pool(&place, "there", 4096));
+    let mut random = fastrand::Rng::with_seed(65);
+    let mut model = vec![0; SIZE];
+    encrypted(&here, "v0", 1);
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@a").unwrap();
+    let plain = SendOptions { is_raw: false, ..RAW };
+    receive(&there, Some("v0"), &sent(&here, &RAW)).unwrap();
+    receive(&there, Some("p"), &sent(&here, &plain)).unwrap();
+    change(&here, "v0", &mut random, &mut model);
+    here.snapshot("v0@b").unwrap();
+    let options = SendOptions { snapshot: "v0@b", base: Some("@a"), ..plain };
+    let more = sent(&here, &options);
+    there.unlock("v0", &key(1)).unwrap();
+    let target = ReceiveTarget { name: Some("v0"), is_resumable: true };
+    let receive = |mut stream: &[u8]| receive::receive(&there, &target, &mut stream, &mut |_| {});
+    let error = receive(&more[..more.len() / 2]);
+    let Err(VolumeError::Interrupted { token, .. }) = error else { panic!("{error:?}") };
+    there.rename("v0", "old").unwrap();
+    there.rename("p", "v0").unwrap();
+    let mut rest = Vec::new();
+    let token: ResumeToken = token.parse().unwrap();
+    Sending::resume(&here, &token, &options).unwrap().run(&mut rest, &mut |_| {}).unwrap();
+    let text = said(receive(&rest));
+    assert!(text.contains("partly received, for another volume that had this name"), "{text}");
+    receive::abort(&there, "v0").unwrap();
+    receive(&more).unwrap();
+    assert!(contents(&there, "v0") == model);
+    // The pool refuses that to every caller.
+    let id = |name| there.pool().find(name).unwrap().meta.id;
+    let change = Change::Rollback { id: id("v0"), to: id("old@a") };
+    assert!(there.pool().change("v0", change).is_err());
 }
 
 /// A volume keeps the passphrase or key that it has where it is received.

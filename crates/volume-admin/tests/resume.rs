@@ -8,7 +8,9 @@ use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Device, Flags, Op, Sector};
 use blockyard_testing::channel;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{Options, Running, Volume, VolumeConfig, VolumeError};
+use blockyard_volume::handle::{Outcome, VolumeHandle};
+use blockyard_volume::names::receive_state_name;
+use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 use blockyard_volume_admin::incoming::verify;
 use blockyard_volume_admin::receive::{self, ReceiveTarget, Received};
 use blockyard_volume_admin::send::{SendOptions, Sending};
@@ -74,7 +76,9 @@ fn sent(running: &Running, options: &SendOptions<'_>) -> Vec<u8> {
 }
 
 fn resumed(running: &Running, token: &ResumeToken) -> Vec<u8> {
-    let sending = Sending::resume(running, token, token.start % 2 == 1).unwrap();
+    let is_compressed = token.start % 2 == 1;
+    let options = SendOptions { is_compressed, ..SendOptions::default() };
+    let sending = Sending::resume(running, token, &options).unwrap();
     let mut out = Vec::new();
     sending.run(&mut out, &mut |_| {}).unwrap();
     out
@@ -222,9 +226,37 @@ fn an_interrupted_receive_takes_only_its_own_continuation() {
         (ResumeToken { base: Some(1), ..token }, "that of a snapshot, and of its base"),
         (ResumeToken { start: 257, ..token }, "a block of the snapshot as the start"),
     ] {
-        let error = Sending::resume(&here, &token, false).map(drop).unwrap_err().to_string();
+        let error = Sending::resume(&here, &token, &SendOptions::default())
+            .map(drop)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(wanted), "{error}");
     }
+}
+
+/// Regression: what was received was dropped, as if nothing had been, when its position could not
+/// be read.
+#[test]
+fn a_part_whose_position_cannot_be_read_is_kept_until_it_is_dropped() {
+    let place = place("resume-position");
+    let (here, there) = (pool(&place, "here"), pool(&place, "there"));
+    let mut model = vec![0; SIZE];
+    here.create("v0", SIZE as u64, BLOCK as u32).unwrap();
+    change(&here, "v0", &mut fastrand::Rng::with_seed(56), &mut model);
+    here.snapshot("v0@a").unwrap();
+    let whole = sent(&here, &SendOptions { snapshot: "v0@a", ..SendOptions::default() });
+    let rest = resumed(&here, &token(&receive(&there, None, &whole[..SIZE / 8]).unwrap_err()));
+    {
+        let live = there.pool().find(&receive_state_name("v0")).unwrap();
+        let mut handle = VolumeHandle::open(there.pool(), live, Compression::None, 1).unwrap();
+        let written = handle.write(0, BLOCK, &|_, into| into.fill(7), 0, false);
+        assert!(matches!(written, Outcome::Taken));
+    }
+    let error = receive(&there, None, &rest).unwrap_err().to_string();
+    assert!(error.contains("`v0` is partly received, and how far cannot be read"), "{error}");
+    receive::abort(&there, "v0").unwrap();
+    receive(&there, None, &whole).unwrap();
+    assert!(contents(&there, "v0") == model);
 }
 
 /// Regression: a sender that did not learn that its stream had arrived, as it was killed or the

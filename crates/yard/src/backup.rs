@@ -332,12 +332,15 @@ impl PolicyRun<'_> {
             }
             Err(error) => error,
         };
+        // The target must not choose that an encrypted volume is sent in plain.
+        let is_raw = self.settings.raw && snapshot.key != 0;
         let is_this = |token: &ResumeToken| {
-            (token.guid, token.base) == (snapshot.guid, base.map(|base| base.guid))
+            (token.guid, token.base, token.is_raw)
+                == (snapshot.guid, base.map(|base| base.guid), is_raw)
         };
         let Some(token) = refused.token().filter(is_this) else { return Err(refused) };
         tracing::info!(backup = self.settings.name, "{}: continuing its stream", snapshot.name);
-        let sending = Sending::resume(self.running, &token, false).map_err(TargetError::Send)?;
+        let sending = Sending::resume(self.running, &token, &options).map_err(TargetError::Send)?;
         *bytes += target.send(sending, self.stop)?;
         Ok(())
     }

@@ -552,7 +552,8 @@ pub(crate) struct VolumeSendArgs {
     /// Compress blocks by Zstandard, where that saves space
     #[arg(short = 'c', long)]
     pub(crate) compressed: bool,
-    /// Send encrypted volumes as they are stored, without their keys; others as without this
+    /// Send encrypted volumes as they are stored, without their keys; others as without this. With
+    /// --resume: refuse a token by which an encrypted volume would be sent in plain
     #[arg(short = 'w', long, conflicts_with = "secret")]
     pub(crate) raw: bool,
     /// Continue the stream of an interrupted receive, whose `receive --token` printed this
@@ -560,7 +561,7 @@ pub(crate) struct VolumeSendArgs {
         short = 't',
         long,
         value_name = "TOKEN",
-        conflicts_with_all = ["name", "from", "intermediate", "replicate", "raw"]
+        conflicts_with_all = ["name", "from", "intermediate", "replicate"]
     )]
     pub(crate) resume: Option<String>,
     /// Send nothing: say how long the stream is, with --compressed or --raw how long at most

@@ -198,9 +198,16 @@ impl Volumes {
                 meta.key = self.by_id.get(&meta.origin).ok_or(Status::Inval)?.meta.key;
                 Ok(())
             }
-            Change::Rollback { to, .. } if !self.by_id.contains_key(to) => Err(Status::Inval),
+            Change::Rollback { id, to } if !self.is_like(*id, *to) => Err(Status::Inval),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the map of one volume can become that of another one: both have the same key and
+    /// length of blocks.
+    fn is_like(&self, id: u32, other: u32) -> bool {
+        let find = |id| self.by_id.get(&id).map(|it| (it.meta.key, it.meta.block_bytes));
+        find(other).is_some_and(|it| find(id) == Some(it))
     }
 
     /// Most pages of maps and of the catalogue that a change adds or modifies, not counting those

@@ -88,15 +88,15 @@ impl VolumeRequest {
     /// # Errors
     /// If the token is invalid, or the pool has not the snapshots.
     pub fn sending(&self, running: &Running) -> Result<Sending<PoolBacking>, YardError> {
+        let options = SendOptions {
+            snapshot: &self.name,
+            base: self.from.as_deref(),
+            intermediate: self.intermediate,
+            replicate: self.replicate,
+            is_compressed: self.compressed,
+            is_raw: self.raw,
+        };
         let Some(token) = &self.token else {
-            let options = SendOptions {
-                snapshot: &self.name,
-                base: self.from.as_deref(),
-                intermediate: self.intermediate,
-                replicate: self.replicate,
-                is_compressed: self.compressed,
-                is_raw: self.raw,
-            };
             return Ok(Sending::begin(running, &options)?);
         };
         let others = [
@@ -104,7 +104,6 @@ impl VolumeRequest {
             ("from", self.from.is_some()),
             ("intermediate", self.intermediate),
             ("replicate", self.replicate),
-            ("raw", self.raw),
         ];
         if let Some((field, _)) = others.iter().find(|(_, given)| *given) {
             return Err(argument("field", field, "none of this name with `token`"));
@@ -112,7 +111,7 @@ impl VolumeRequest {
         let token: ResumeToken = token.parse().map_err(|wanted: &str| {
             argument("token", shown(token), wanted.trim_start_matches("expected "))
         })?;
-        Ok(Sending::resume(running, &token, self.compressed)?)
+        Ok(Sending::resume(running, &token, &options)?)
     }
 }
 
