@@ -47,6 +47,17 @@ impl BackupSettings {
         is_tag(text) && text.len() <= BACKUP_NAME_MAX
     }
 
+    /// Whether both policies send a volume to one target. Each of them would build on the snapshot
+    /// that it has sent last, though the target has a newer one of the other policy.
+    pub fn sends_same(&self, other: &BackupSettings) -> bool {
+        let has = |volume: &String| other.volumes.contains(volume);
+        let has_all = self.volumes.is_empty() || other.volumes.is_empty();
+        self.pool == other.pool
+            && !self.target.is_empty()
+            && self.target == other.target
+            && (has_all || self.volumes.iter().any(has))
+    }
+
     /// Parses how long the program may take: a number of seconds (`s`), minutes (`m`) or hours
     /// (`h`), at most 720 hours.
     pub fn parse_timeout(text: &str) -> Option<Duration> {

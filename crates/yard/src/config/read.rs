@@ -437,13 +437,23 @@ impl ConfigReader<'_> {
         else {
             return;
         };
-        if config.backups.len() >= BACKUPS_MAX {
-            let help = format!("expected at most {BACKUPS_MAX}");
-            return self.error(backup.span(), "too many backups", Some(help));
-        }
         let (name, pool) = (name.to_owned(), PathBuf::from(pool));
         let settings =
             BackupSettings { name, pool, volumes, snapshots, keep, target, timeout, raw };
+        self.add_backup(backup.span(), settings, config);
+    }
+
+    /// Adds a backup policy, if it can be run with the others.
+    fn add_backup(&mut self, span: Range<usize>, settings: BackupSettings, config: &mut Config) {
+        if config.backups.len() >= BACKUPS_MAX {
+            let help = format!("expected at most {BACKUPS_MAX}");
+            return self.error(span, "too many backups", Some(help));
+        }
+        if let Some(other) = config.backups.iter().find(|other| other.sends_same(&settings)) {
+            let help = format!("expected another target than that of the backup `{}`", other.name);
+            let message = "invalid target: two backups cannot send a volume to one target";
+            return self.error(span, message, Some(help));
+        }
         config.backups.push(settings);
     }
 
@@ -872,7 +882,16 @@ mod tests {
         for name in ["daily", "offsite", "of", "off_site"] {
             assert_eq!(parse(&other(name)).unwrap().backups.len(), 2, "{name}");
         }
+        let twice = |from: &str, to: &str| {
+            format!("{text}{}", text.replace("\"off\"", "\"b\"").replace(from, to))
+        };
+        for (from, to) in [("v0", "v1"), ("there", "here"), ("/p", "/q")] {
+            assert_eq!(parse(&twice(from, to)).unwrap().backups.len(), 2, "{from}");
+        }
         for (text, line, problem, help) in [
+            // Each would build on the snapshot that it has sent, and the target has a newer one.
+            (twice("24h", "12h"), 10, "invalid target", "than that of the backup `off`"),
+            (twice("volumes = [\"v0\"]", ""), 10, "invalid target", "backup `off`"),
             (other("off"), 6, "invalid name `off`", "no other backup has"),
             // Regression: `off` pruned the snapshots `v0@off-site-...` of the other one.
             (other("off-site"), 6, "invalid name `off-site`", "each would prune the snapshots"),
