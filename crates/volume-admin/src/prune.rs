@@ -200,7 +200,8 @@ impl Retention {
     /// it is kept; `None` if it is to be destroyed.
     ///
     /// A snapshot with an unknown creation time, or one later than `now`, is kept, and no period
-    /// counts it: a clock that was wrong once must not destroy the others.
+    /// counts it: a clock that was wrong once must not destroy the others. The one that was made
+    /// last is kept whatever its time is: the next incremental stream builds on it.
     pub fn decide(&self, all: &[Candidate], now: u64) -> Vec<Option<String>> {
         let mut reasons: Vec<Vec<String>> = vec![Vec::new(); all.len()];
         let mut known: Vec<(usize, OffsetDateTime)> = Vec::new();
@@ -227,6 +228,10 @@ impl Retention {
                     (last, kept) = (Some(number), kept + 1);
                 }
             }
+        }
+        let last = all.iter().enumerate().max_by_key(|(_, it)| it.id);
+        if let Some((at, _)) = last.filter(|(at, _)| reasons[*at].is_empty()) {
+            reasons[at].push("the last one that was made".to_owned());
         }
         let protected = all.iter().map(|it| it.protected.clone());
         let reasons = reasons.into_iter().zip(protected).map(|(mut reasons, protected)| {
@@ -536,6 +541,13 @@ mod tests {
         all[4].created = u64::MAX;
         let decided = retention.decide(&all, u64::MAX - 1);
         assert_eq!(decided[4].as_deref(), Some("created in the future"));
+    }
+
+    /// The clock was set back after the first snapshot.
+    #[test]
+    fn the_last_one_that_was_made_stays_though_it_is_not_the_newest() {
+        let times = [datetime!(2026-11-29 10:00 UTC), datetime!(2026-11-28 09:00 UTC)];
+        assert_eq!(kept("1h", &made(&times), NOW), [0, 1]);
     }
 
     #[test]
