@@ -163,8 +163,9 @@ fn guide_of_backups() {
     let page = fs::read_to_string(page).unwrap();
     let (_, settings) = page.split_once("```toml\n").unwrap();
     let settings = settings.split_once("```").unwrap().0;
-    let settings = settings
-        .replace("\"ssh\", \"backup.example\", \"blockyard\"", &format!("{BLOCKYARD:?}"))
+    let (before, target) = settings.split_once("\"ssh\"").unwrap();
+    let (_, after) = target.split_once("\"blockyard\"").unwrap();
+    let settings = format!("{before}{BLOCKYARD:?}{after}")
         .replace("/srv/pool", &pool)
         .replace("/srv/backup", &there)
         .replace("100G", "16M");

@@ -23,9 +23,12 @@ fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
         let headings = vec!["NAME", "POOL", "SNAPSHOTS", "LAST", "RESULT", "SENT", "NEXT"];
         let rows = backups.iter().map(row).collect();
         Columns { headings, rows }.print(&["SNAPSHOTS", "SENT", "POOL"], terminal_width(), out)?;
-        for BackupView { name, error, .. } in &backups {
+        for BackupView { name, error, note, .. } in &backups {
             if let Some(error) = error {
                 writeln!(out, "{name}: {error}")?;
+            }
+            if let Some(note) = note {
+                writeln!(out, "{name}: the target has said: {note}")?;
             }
         }
     }

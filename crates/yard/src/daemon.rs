@@ -17,7 +17,7 @@ use blockyard_nbd::{
 
 use crate::activation;
 use crate::api::Control;
-use crate::backup::BackupThread;
+use crate::backup::BackupThreads;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::config;
 use crate::control::{ControlError, ControlPlaces, ControlServer, Event};
@@ -233,7 +233,7 @@ pub struct Daemon {
     /// The thread that waits for the client on standard input.
     stdio: Option<JoinHandle<()>>,
     /// The thread that runs the backup policies.
-    backups: Option<BackupThread>,
+    backups: Option<BackupThreads>,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
@@ -301,7 +301,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the thread that runs the backup policies, if there are any.
+    /// Starts the threads that run the backup policies, if there are any.
     fn start_backups(&mut self, options: &DaemonOptions) -> Result<(), DaemonError> {
         self.shared.backups.set(&options.backups);
         if !options.backups.is_empty() {

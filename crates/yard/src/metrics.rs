@@ -220,14 +220,15 @@ const BACKUP_COUNTERS: [(&str, &str, BackupOf); 3] = [
 ];
 
 /// Gauges per backup policy.
-const BACKUP_GAUGES: [(&str, &str, BackupOf); 4] = [
+const BACKUP_GAUGES: [(&str, &str, BackupOf); 5] = [
     ("backup_running", "1 while the policy runs", |it| it.running.into()),
     ("backup_failed", "1 if its last run failed", |it| it.error.is_some().into()),
     (
         "backup_last_success_timestamp_seconds",
-        "When the last run that succeeded ended, in seconds since 1970; 0: none since the start",
+        "When the last run that succeeded ended, in seconds since 1970; 0: none",
         |it| it.last_success.unwrap_or(0),
     ),
+    ("backup_start_timestamp_seconds", "When the daemon began to run the policy", |it| it.since),
     ("backup_period_seconds", "The period of the snapshots, at most", |it| {
         Period::of_adverb(&it.snapshots).map_or(0, Period::seconds_max)
     }),

@@ -93,7 +93,7 @@ impl Devices {
     /// `backups` are the policies.
     pub(crate) fn look_for_warnings(&self, pools: &[PoolView], backups: &[BackupView], now_s: u64) {
         let entries = self.list();
-        let mut conditions: Vec<_> = backups.iter().map(backup_condition).collect();
+        let mut conditions: Vec<_> = backups.iter().map(|it| backup_condition(it, now_s)).collect();
         for view in pools {
             let pool = self.pools().into_iter().find(|pool| pool.path().as_os_str() == &*view.path);
             let mark = pool.map_or(WARN_FILL, |pool| PoolSettings::new(&pool, &entries).warn_fill);

@@ -279,6 +279,41 @@ fn a_snapshot_that_arrived_and_is_not_held_does_not_stop_the_backup() {
     assert_eq!(tags, [vec![], vec!["off".to_owned()]]);
 }
 
+/// A target that succeeds can have said something that an operator has to know, such as that the
+/// key of the volume has another passphrase there.
+#[test]
+fn what_a_target_says_is_kept_though_it_succeeds() {
+    let fixture = Fixture::new();
+    fixture.set("cat > \"$0\"; echo note: v0 opens by another passphrase >&2", 60, None);
+    let view = fixture.run(NOW);
+    assert_eq!(view.error, None);
+    let note = "`v0@off-2033-05-18T03`: note: v0 opens by another passphrase";
+    assert_eq!(view.note.as_deref(), Some(note));
+}
+
+/// Regression: while the target was away no snapshot was pruned, also of those that it has.
+#[test]
+fn snapshots_that_were_sent_are_pruned_while_the_target_fails() {
+    let fixture = Fixture::new();
+    fixture.set("cat > \"$0\"", 60, None);
+    for now in [NOW, NEXT_HOUR] {
+        assert_eq!(fixture.run(now).error, None);
+    }
+    // A new daemon knows when the last one was made that was sent.
+    let fixture = Fixture { backups: Arc::default(), ..fixture };
+    fixture.set("exit 1", 60, Some("1h"));
+    for now in [NEXT_HOUR + 3600, NEXT_HOUR + 7200] {
+        let view = fixture.run(now);
+        assert!(view.error.is_some());
+        let running = fixture.devices.pools().remove(0);
+        let sent = running.pool().find("v0@off-2033-05-18T04").unwrap().listed().created;
+        assert_eq!(view.last_success, Some(sent));
+    }
+    let names: Vec<_> = fixture.snapshots().into_iter().map(|(name, _)| name).collect();
+    let wanted = ["04", "05", "06"].map(|hour| format!("v0@off-2033-05-18T{hour}"));
+    assert_eq!(names, wanted, "those that the target does not have stay");
+}
+
 /// A policy needs no key of an encrypted volume, and its streams have nothing in plain.
 #[test]
 fn an_encrypted_volume_is_sent_while_it_is_locked() {
@@ -321,6 +356,35 @@ fn an_encrypted_volume_is_sent_while_it_is_locked() {
     assert!(!is_raw("secret.stream"));
 }
 
+/// Regression: the token that the target printed decided whether the stream was raw, so a target
+/// could have an encrypted volume sent in plain.
+#[test]
+fn a_target_cannot_ask_for_an_encrypted_volume_in_plain() {
+    let fixture = Fixture::new();
+    let running = fixture.devices.pools().remove(0);
+    let secret = Secret::Key(Zeroizing::new(vec![7; 32]));
+    running.create_reserved("v1", 1 << 20, 0, 0, Some(&secret)).unwrap();
+    running.unlock("v1", &secret).unwrap();
+    fixture.set("exit 1", 60, None);
+    assert!(fixture.run(NOW).error.is_some());
+    let guid = running.pool().find("v1@off-2033-05-18T03").unwrap().meta.guid;
+    let token = |is_raw| ResumeToken { guid, base: None, start: 0, is_raw };
+    for (is_raw, streams) in [(false, 1), (true, 2)] {
+        let (count, said) = (fixture.path("count"), token(is_raw));
+        let script = format!(
+            "case \"$0\" in *v1.stream) cat > \"$0\"; echo >> {}; echo \"--resume {said}\" >&2; \
+             exit 1;; *) cat > /dev/null;; esac",
+            count.display()
+        );
+        fixture.set(&script, 60, None);
+        assert!(fixture.run(NOW).error.unwrap().contains("--resume"));
+        assert_eq!(std::fs::read(&count).unwrap().len(), streams);
+        std::fs::remove_file(count).unwrap();
+        let stream = std::fs::read(fixture.path("v1.stream")).unwrap();
+        assert!(verify(&mut &stream[..], &mut |_| {}).unwrap().snapshots[0].head.is_raw());
+    }
+}
+
 #[test]
 fn a_target_that_hangs_is_killed() {
     let fixture = Fixture::new();
@@ -331,6 +395,26 @@ fn a_target_that_hangs_is_killed() {
         assert!(error.contains("took longer than 1 s and was killed"), "{error}");
         assert_eq!(error.ends_with(": waiting"), script.starts_with("echo"), "{error}");
     }
+}
+
+/// The target hangs at one volume: its time passes once in a run, and the next run begins with the
+/// other volumes.
+#[test]
+fn a_target_that_hangs_costs_its_time_once_in_a_run() {
+    let fixture = Fixture::new();
+    let running = fixture.devices.pools().remove(0);
+    running.create("v1", 1 << 20, 0).unwrap();
+    let script = "case \"$0\" in *v0.stream) sleep 600;; *) cat > \"$0\";; esac";
+    fixture.set(script, 1, None);
+    let error = fixture.run(NOW).error.unwrap();
+    assert!(
+        error.contains("`v0`: the target `sh` took longer") && !error.contains("v1"),
+        "{error}"
+    );
+    assert!(!fixture.path("v1.stream").exists());
+    let error = fixture.run(NOW + 700).error.unwrap();
+    assert!(error.contains("`v0`: the target `sh` took longer"), "{error}");
+    assert!(fixture.path("v1.stream").exists());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{ErrorKind, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use blockyard_volume_format::stream::ResumeToken;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 
 /// The part of a command's error output that is kept, in bytes.
 const TAIL_BYTES: usize = 1024;
@@ -26,7 +26,11 @@ const TAIL_BYTES: usize = 1024;
 /// Most reads of a command's error output before the clock is looked at.
 const READS_MAX: usize = 16;
 
-/// How often a write that waits for the command looks whether the daemon ends.
+/// How long the command may take to end after it was killed: a process that sleeps in the kernel,
+/// on a network file system that hangs, does not end, nor does one of another user.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a wait for the command looks whether the daemon ends.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Stops the command in progress, and every later one.
@@ -36,8 +40,8 @@ pub(super) struct TargetStop(Mutex<Stopping>);
 #[derive(Debug, Default)]
 struct Stopping {
     is_set: bool,
-    /// The process group of the command in progress.
-    group: Option<Pid>,
+    /// The process of the command in progress, which leads its process group.
+    child: Option<Pid>,
 }
 
 impl TargetStop {
@@ -53,30 +57,33 @@ impl TargetStop {
     pub(super) fn set(&self) {
         let mut stopping = self.lock();
         stopping.is_set = true;
-        if let Some(group) = stopping.group {
-            kill(group);
+        if let Some(child) = stopping.child {
+            kill(child);
         }
     }
 
     /// Registers a command that was started; kills it if the stop is set already.
-    fn begin(&self, group: Pid) {
+    fn begin(&self, child: Pid) {
         let mut stopping = self.lock();
-        stopping.group = Some(group);
+        stopping.child = Some(child);
         if stopping.is_set {
-            kill(group);
+            kill(child);
         }
     }
 
     /// Removes the command before its process is waited for, after which the kernel may use its
     /// number again.
     fn end(&self) {
-        self.lock().group = None;
+        self.lock().child = None;
     }
 }
 
-fn kill(group: Pid) {
+/// Kills a command and its process group.
+fn kill(child: Pid) {
     // It fails if all processes of the group have ended.
-    let _ = kill_process_group(group, Signal::KILL);
+    let _ = kill_process_group(child, Signal::KILL);
+    // The command may have left its group.
+    let _ = kill_process(child, Signal::KILL);
 }
 
 /// Why a stream did not reach its destination.
@@ -86,6 +93,8 @@ pub(super) enum TargetError {
     Start { program: String, source: std::io::Error },
     /// It took too long, and was killed.
     TimedOut { program: String, seconds: u64, said: String },
+    /// It was killed and does not end.
+    Unkillable { program: String, child: Pid },
     /// It failed.
     Failed { program: String, status: ExitStatus, said: String },
     /// The daemon ends.
@@ -99,6 +108,11 @@ pub(super) enum TargetError {
 const TOKEN_OPTION: &str = "--resume ";
 
 impl TargetError {
+    /// Whether the target is likely to hang with the next stream, too.
+    pub(super) fn is_hang(&self) -> bool {
+        matches!(self, TargetError::TimedOut { .. } | TargetError::Unkillable { .. })
+    }
+
     /// The token in the error output of a target that has a part of the stream.
     pub(super) fn token(&self) -> Option<ResumeToken> {
         let TargetError::Failed { said, .. } = self else { return None };
@@ -125,6 +139,9 @@ impl fmt::Display for TargetError {
                     "the target `{program}` took longer than {seconds} s and was killed{said}"
                 )
             }
+            TargetError::Unkillable { program, child } => {
+                write!(f, "the target `{program}` was killed and does not end: process {child}")
+            }
             TargetError::Failed { program, status, said } => {
                 write!(f, "the target `{program}` failed with {status}{}", quoted(said))
             }
@@ -134,6 +151,15 @@ impl fmt::Display for TargetError {
     }
 }
 
+/// What a command has done that ended with success.
+#[derive(Debug)]
+pub(super) struct TargetDone {
+    /// The length of the stream.
+    pub(super) bytes: u64,
+    /// The end of its error output, such as a warning.
+    pub(super) said: String,
+}
+
 /// The command of a policy for one volume.
 pub(super) struct BackupTarget {
     pub(super) argv: Vec<String>,
@@ -141,12 +167,12 @@ pub(super) struct BackupTarget {
 }
 
 impl BackupTarget {
-    /// Runs the command with the stream on its standard input. Returns the length of the stream.
+    /// Runs the command with the stream on its standard input.
     pub(super) fn send<D: SegmentStore>(
         &self,
         sending: Sending<D>,
         stop: &TargetStop,
-    ) -> Result<u64, TargetError> {
+    ) -> Result<TargetDone, TargetError> {
         let program = self.argv.first().cloned().unwrap_or_default();
         let start = |source| TargetError::Start { program: program.clone(), source };
         let (errors, errors_end) = std::io::pipe().map_err(start)?;
@@ -159,27 +185,33 @@ impl BackupTarget {
             .process_group(0)
             .spawn()
             .map_err(start)?;
-        let group = Pid::from_child(&child);
-        stop.begin(group);
+        let pid = Pid::from_child(&child);
+        stop.begin(pid);
         let until = Instant::now() + self.timeout;
-        let watch = CommandWatch { errors, done, group, until }.start();
+        let watch = CommandWatch { errors, done, child: pid, until }.start();
         let pipe = child.stdin.take().expect("the input is a pipe");
         let sent = match set_nonblocking(&pipe).and(watch.as_ref().map(|_| ()).map_err(copied)) {
             Ok(()) => sending.run(&mut TargetInput { pipe, until, stop }, &mut |_| {}),
             Err(error) => {
-                kill(group);
+                kill(pid);
                 Err(VolumeError::Pipe(error))
             }
         };
-        let status = wait(&mut child, group, stop);
+        let has_ended = wait(pid, until, stop);
         // The thread sees that the pipe is closed, and ends.
         drop(done_end);
-        let watched = watch.map_err(start)?.join();
-        let Watched { said, timed_out } = watched.unwrap_or_default();
+        let watched = watch.map_err(start).map(|watch| watch.join().unwrap_or_default());
+        stop.end();
+        if !has_ended.map_err(start)? {
+            return Err(TargetError::Unkillable { program, child: pid });
+        }
+        // From here on the kernel may use the number of the process again.
+        let status = child.wait();
+        let Watched { said, timed_out } = watched?;
         let status = status.map_err(start)?;
         match sent {
             // The target has stored the stream, even if its time ended or the daemon ends now.
-            Ok(sent) if status.success() => Ok(sent.bytes),
+            Ok(sent) if status.success() => Ok(TargetDone { bytes: sent.bytes, said }),
             _ if stop.is_set() => Err(TargetError::Stopped),
             _ if timed_out => {
                 let seconds = self.timeout.as_secs();
@@ -197,13 +229,27 @@ fn copied(error: &std::io::Error) -> std::io::Error {
     error.kind().into()
 }
 
-/// Waits for the command, whose input is closed.
-fn wait(child: &mut Child, group: Pid, stop: &TargetStop) -> std::io::Result<ExitStatus> {
-    // Wait without reaping, so that the group's number stays its own while it may be killed.
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    while matches!(waitid(WaitId::Pid(group), options), Err(Errno::INTR)) {}
-    stop.end();
-    child.wait()
+/// Waits for the end of the command, whose input is closed, without reaping it, so that its number
+/// stays its own while it may be killed. Returns whether it has ended: one that was killed may not
+/// end.
+fn wait(child: Pid, until: Instant, stop: &TargetStop) -> std::io::Result<bool> {
+    let process = pidfd_open(child, PidfdFlags::empty()).inspect_err(|_| kill(child))?;
+    let mut until = until + KILL_TIMEOUT;
+    let mut is_stopped = false;
+    loop {
+        if stop.is_set() && !is_stopped {
+            is_stopped = true;
+            until = until.min(Instant::now() + KILL_TIMEOUT);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let mut events = [PollFd::new(&process, PollFlags::IN)];
+        match poll(&mut events, Some(&timespec(left.min(STOP_CHECK_INTERVAL)))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// The standard input of a command. A write fails when the time is over, even if a process that has
@@ -252,7 +298,7 @@ struct CommandWatch {
     errors: PipeReader,
     /// It is closed when the command has ended.
     done: PipeReader,
-    group: Pid,
+    child: Pid,
     until: Instant,
 }
 
@@ -275,7 +321,7 @@ impl CommandWatch {
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() && !timed_out {
                 timed_out = true;
-                kill(self.group);
+                kill(self.child);
             }
             // After the kill only the end is waited for.
             let left = timespec(left);
@@ -287,7 +333,7 @@ impl CommandWatch {
             let polled = poll(&mut events, time);
             let is_done = !events[0].revents().is_empty();
             if polled.is_err_and(|error| error != Errno::INTR) {
-                kill(self.group);
+                kill(self.child);
                 break;
             }
             is_open &= self.read(&mut tail);

@@ -70,6 +70,8 @@ pub(crate) fn run(control: &Control, request: &UpgradeRequest) -> Result<Upgrade
         Some(program) => checked(Path::new(program))?,
         None => plan.program.clone(),
     };
+    // A backup that begins now would use the pools until it ends.
+    let _paused = control.backups.pause();
     let whys = obstacles(control, plan, request.force);
     if !whys.is_empty() {
         return Err(YardError::NotUpgradable { whys });

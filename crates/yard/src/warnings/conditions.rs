@@ -1,6 +1,8 @@
 //! The conditions of pools, RAM disks and backup policies about which a yard warns, from their
 //! state at one moment.
 
+use blockyard_volume_admin::prune::Period;
+
 use super::{Condition, Level, WarningKind};
 use crate::backup::BackupView;
 use crate::ram::RamView;
@@ -86,14 +88,21 @@ pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Co
     }
 }
 
-/// The condition of a backup policy. It lasts until a run succeeds: a run in progress ends nothing.
-pub(crate) fn backup_condition(view: &BackupView) -> Condition {
-    let error = view.error.as_deref().unwrap_or_default();
+/// The condition of a backup policy. It lasts until a run succeeds: a run in progress ends nothing,
+/// and one that hangs for two periods warns, too.
+pub(crate) fn backup_condition(view: &BackupView, now_s: u64) -> Condition {
+    let period_s = Period::of_adverb(&view.snapshots).map_or(u64::MAX, Period::seconds_max);
+    let age_s = now_s.saturating_sub(view.last_success.unwrap_or(view.since));
+    let is_late = age_s > period_s.saturating_mul(2);
+    let message = match &view.error {
+        Some(error) => format!("the last run of the backup failed: {error}"),
+        None => "no run of the backup has succeeded for two periods".to_owned(),
+    };
     Condition {
         kind: WarningKind::BackupFailed,
         subject: view.name.clone(),
-        level: Level::of(view.error.is_some()),
-        message: format!("the last run of the backup failed: {error}"),
+        level: Level::of(view.error.is_some() || is_late),
+        message,
     }
 }
 
@@ -203,7 +212,7 @@ mod tests {
         ] {
             let name = "offsite".to_owned();
             let view = BackupView { name, error, running, ..BackupView::default() };
-            warnings.update(now, vec![backup_condition(&view)], &[]);
+            warnings.update(now, vec![backup_condition(&view, now)], &[]);
             let list = warnings.list();
             assert_eq!(!list.is_empty(), is_raised, "at {now}");
             for it in list {
@@ -212,6 +221,26 @@ mod tests {
                 assert_eq!((it.severity.as_str(), it.since), ("warning", 2));
             }
         }
+    }
+
+    /// Regression: a target that hung was not seen before its timeout.
+    #[test]
+    fn a_backup_without_a_success_for_two_periods_warns() {
+        let view =
+            BackupView { snapshots: "hourly".to_owned(), since: 1000, ..BackupView::default() };
+        let hung = BackupView { running: true, ..view.clone() };
+        let done = BackupView { last_success: Some(5000), ..view };
+        for (view, now, level) in [
+            (&hung, 8200, Level::Clear),
+            (&hung, 8201, Level::Raise),
+            (&done, 8201, Level::Clear),
+            (&done, 12_201, Level::Raise),
+        ] {
+            let condition = backup_condition(view, now);
+            assert_eq!(condition.level, level, "at {now}");
+        }
+        let message = backup_condition(&hung, 8201).message;
+        assert_eq!(message, "no run of the backup has succeeded for two periods");
     }
 
     #[test]
