@@ -204,8 +204,8 @@ pub enum CopiesError {
         /// The path of that copy.
         path: String,
     },
-    /// The directory became one of two copies during the call.
-    #[error("`{path}` has become one of two copies just now; try again")]
+    /// A copy joined the pool, or left it, during the call.
+    #[error("the copies of the pool at `{path}` have changed just now; try again")]
     Changed {
         /// The path of the directory.
         path: String,

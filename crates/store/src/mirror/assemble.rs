@@ -10,6 +10,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
 use super::members::{FIRST_SLOTS, Member, Members};
+use super::online::detached;
 use super::resync::ResyncProgress;
 use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;
@@ -66,6 +67,34 @@ fn judge(labels: [&Label; 2]) -> Option<Verdict> {
             (differ && labels[1 - newer].is_other_good()).then_some(Verdict::OneGood(newer))
         }
     }
+}
+
+/// Whether a label says that a copy of this identity joins.
+fn joins(label: &Label, set: [u8; 16]) -> bool {
+    label.joining.as_ref().is_some_and(|it| it.set == set)
+}
+
+/// Whether a copy was detached from the pool of another copy, or replaced by that one.
+fn has_left(label: &Label, stays: &Label) -> bool {
+    let is_detached = label.set == stays.set && label.is_detached() && !stays.is_detached();
+    is_detached || joins(label, stays.set) && stays.is_good()
+}
+
+/// The path of a copy that belongs to the pool, if the copy with this label does not, or not yet:
+/// it was detached, or replaced and the process was killed before its label said so, or it is to
+/// replace another one. `known` reads the label at a path.
+pub fn successor(label: &Label, known: impl Fn(&Path) -> Option<Label>) -> Option<PathBuf> {
+    let other = Some(&label.other).filter(|it| !it.as_os_str().is_empty());
+    if label.is_detached() {
+        return other.cloned();
+    }
+    if label.cursor.is_some() {
+        return other.filter(|path| known(path).is_some_and(|it| joins(&it, label.set))).cloned();
+    }
+    let joining = label.joining.as_ref()?;
+    let is_new =
+        |path: &&PathBuf| known(path).is_some_and(|it| joins(label, it.set) && it.is_good());
+    other.into_iter().chain([&joining.path]).find(is_new).cloned()
 }
 
 /// Reads the label of a copy, and whether both of its slots are good; `None` if it has none.
@@ -226,16 +255,15 @@ impl<D: SegmentStore> Mirror<D> {
             return Err(error.into());
         }
         if let [Some((first, _)), Some((second, _))] = &labels
-            && first.set == second.set
-            && first.is_detached() != second.is_detached()
+            && has_left(first, second) != has_left(second, first)
         {
             // The power was cut before the label of the copy that stays was removed.
-            let at = usize::from(first.is_detached());
-            let stays = [first, second][at].clone();
-            if stays.is_good() && !stays.is_other_good() {
-                let [first, second] = given;
-                let given = if at == 0 { first } else { second };
-                return Ok(left_alone(given, &stays, terms)?);
+            let ordered = if has_left(first, second) { [second, first] } else { [first, second] };
+            if ordered[0].is_good() && !ordered[0].is_other_good() {
+                if has_left(first, second) {
+                    given.reverse();
+                }
+                return Ok(left_alone(given, ordered, terms)?);
             }
         }
         for (label, given) in labels.iter().zip(&given) {
@@ -287,7 +315,7 @@ impl<D: SegmentStore> Mirror<D> {
     /// the copy at a path. A copy that is missing, or is not the one that was joining, is given up.
     ///
     /// # Errors
-    /// If that cannot be recorded.
+    /// If that cannot be recorded, or that copy has replaced the other one ([`successor`]).
     pub fn resume_joining(
         &self,
         open: impl FnOnce(&Path) -> Result<D, StoreError>,
@@ -298,11 +326,15 @@ impl<D: SegmentStore> Mirror<D> {
         let found = open(&joining.path).and_then(|directory| {
             let label = read_label(&directory)?;
             let label = label.filter(|(label, _)| label.set == joining.set);
-            let cursor = label.and_then(|(label, _)| Some((label.number, label.cursor?)));
-            Ok((directory, cursor))
+            Ok((directory, label.map(|(label, _)| label)))
         });
         let why = match found {
-            Ok((directory, Some((number, cursor)))) => {
+            Ok((_, Some(label))) if label.is_good() => {
+                // Another process has completed the replacement before this one took the lock.
+                let path = joining.path.display().to_string();
+                return Err(CopiesError::Changed { path }.into());
+            }
+            Ok((directory, Some(Label { number, cursor: Some(cursor), .. }))) => {
                 let given = NamedCopy { directory: Some(directory), path: joining.path };
                 let replaced = members.pair().find(|it| it.number == number);
                 let replaced = replaced.or_else(|| members.pair().next());
@@ -437,19 +469,29 @@ fn split(titles: &[String; 2]) -> StoreError {
     CopiesError::Split { first, second }.into()
 }
 
-/// The only copy of a pool whose other copy was detached. Removes its label.
+/// The only copy of a pool whose other copy, the second one, was detached or replaced. Records that
+/// there, and removes the label of the first one.
 fn left_alone<D: SegmentStore>(
-    given: NamedCopy<D>,
-    label: &Label,
+    [given, left]: [NamedCopy<D>; 2],
+    [label, left_label]: [&Label; 2],
     terms: Terms,
 ) -> Result<Mirror<D>, StoreError> {
     let title = given.path.display().to_string();
     let directory = given.directory.ok_or(CopiesError::NoPool { path: title })?;
+    let path = given.path.clone();
     let mirror = Mirror::single(directory, given.path);
     let mut state = mirror.0.state();
     (state.has_labels, state.set, state.generation) = (true, label.set, label.generation);
     if terms != Terms::ReadOnly {
-        mirror.0.unlabel_single(&mut state, &mirror.0.members());
+        let mut is_retired = true;
+        if let Some(left_directory) = left.directory.filter(|_| !left_label.is_detached()) {
+            let detached = detached(&state, left_label.number, path);
+            is_retired = write_label(&left_directory, &detached).is_ok();
+        }
+        // The label of the copy that stays says what that of the other one does not.
+        if is_retired {
+            mirror.0.unlabel_single(&mut state, &mirror.0.members());
+        }
     }
     drop(state);
     Ok(mirror)

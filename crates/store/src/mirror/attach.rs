@@ -124,6 +124,11 @@ fn label_of<D: SegmentStore>(directory: &D, path: &Path) -> Result<Option<Label>
     if label.is_other_good() {
         return Err(CopiesError::Paired { path, other }.into());
     }
+    if let Some(joining) = &label.joining {
+        let joining = joining.path.display();
+        let why = format!("`{joining}` replaces a copy; open the pool, which continues with that");
+        return Err(CopiesError::NotAttached { path, why }.into());
+    }
     Ok(Some(label))
 }
 

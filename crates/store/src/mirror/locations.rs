@@ -9,7 +9,7 @@ use blockyard_core::{Bytes, owner_only};
 use blockyard_volume_format::label::{BYTES, FILE, Label};
 use blockyard_volume_format::superblock::Superblock;
 
-use super::assemble::{NamedCopy, Terms};
+use super::assemble::{NamedCopy, Terms, successor};
 use super::attach;
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
@@ -95,14 +95,9 @@ impl PoolPaths {
     pub fn current(&self) -> Result<PoolPaths, StoreError> {
         let mut now = self.clone();
         for _ in 0..HOPS_MAX {
-            let Some(label) = known(&now.path).ok().flatten().filter(Label::is_detached) else {
-                break;
-            };
-            if label.other.as_os_str().is_empty() || !has_copy(&label.other) {
-                break;
-            }
-            warn_replaced("path", &now.path, &label.other);
-            now.path = label.other;
+            let Some(path) = successor_of(&now.path).filter(|path| has_copy(path)) else { break };
+            warn_replaced("path", &now.path, &path);
+            now.path = path;
         }
         if now.path != self.path && now.path2.as_ref() == Some(&now.path) {
             now.path2 = None;
@@ -275,7 +270,7 @@ fn is_replaced(old: &Path, path: &Path) -> bool {
         return false;
     }
     match known(old) {
-        Ok(Some(label)) => label.is_detached(),
+        Ok(Some(label)) => label.is_detached() || successor_of(old).is_some(),
         // An empty directory may be where a disk is not mounted.
         Ok(None) if !matches!(crate::metadata_of(old), Ok(None)) => false,
         Ok(None) => {
@@ -286,6 +281,12 @@ fn is_replaced(old: &Path, path: &Path) -> bool {
         }
         Err(_) => false,
     }
+}
+
+/// The path of a copy that belongs to the pool, if the copy at `path` does not.
+fn successor_of(path: &Path) -> Option<PathBuf> {
+    let known = |path: &Path| known(path).ok().flatten();
+    successor(&known(path)?, known)
 }
 
 fn warn_replaced(field: &str, old: &Path, now: &Path) {

@@ -23,7 +23,7 @@
 //! | resync | of the new one: the cursor, after the segments below it are durable | the same |
 //! | it fails | of the good copies: a higher generation, or none joins | the cursor is void |
 //! | finish | of the good copies: the new one is good | the cursor is void: resyncs all of it |
-//! | finish | of the new one: good | both are good |
+//! | finish | of the new one: good; if it replaces the only copy, that one is the other | both are good; or it has replaced that one |
 //! | detach, replaced | of the good copies: they do not know the old one | the old one is foreign, or stale |
 //! | detach, replaced | of the old one: no copy is good | it was detached |
 //!
@@ -147,9 +147,12 @@ impl<D: SegmentStore> Mirror<D> {
         let (member, stay) = place(&state, &members, given, replaces)?;
         let title = member.side.title.clone();
         let doing = || StoreError::io(format!("cannot make `{title}` a copy of the pool"));
-        let id = stay.good().next().map(|it| it.directory().fresh_id());
-        let id = id.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
-        let id = id.map_err(|error| doing()(error))?;
+        let fresh_id = || {
+            let id = stay.good().next().map(|it| it.directory().fresh_id());
+            id.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+                .map_err(|error| doing()(error))
+        };
+        let id = fresh_id()?;
         let before = (state.has_labels, state.set);
         match member.replaces {
             // With a new identity, a copy that belonged to the pool before is not recognised.
@@ -157,7 +160,9 @@ impl<D: SegmentStore> Mirror<D> {
             Some(_) => state.joining_set = id,
         }
         if !state.has_labels {
-            (state.has_labels, state.set) = (true, id);
+            // Invariant 7: a copy that is to replace the only one is none of its pair.
+            let set = if member.replaces.is_some() { fresh_id()? } else { id };
+            (state.has_labels, state.set) = (true, set);
             state.generation = state.generation.max(1);
         }
         state.cursor = 0;
@@ -307,24 +312,28 @@ fn make_superblock<D: SegmentStore>(directory: &D) -> io::Result<()> {
     crate::make(directory, superblock::FILE, bytes as u64).map(drop)
 }
 
-/// Records in the label of a copy that it does not belong to the pool any more. A copy that cannot
-/// be written is left as it is: the other labels do not know it.
-fn retire<D: SegmentStore>(state: &MirrorState, member: &Member<D>, left: &Members<D>) {
-    let Some(directory) = &member.side.directory else { return };
+/// Records in the label of a copy that it does not belong to the pool any more. Returns whether the
+/// label says so: a copy that cannot be written is left as it is.
+fn retire<D: SegmentStore>(state: &MirrorState, member: &Member<D>, left: &Members<D>) -> bool {
+    let Some(directory) = &member.side.directory else { return false };
     let other = left.good().next().map_or_else(PathBuf::new, |it| it.side.path.clone());
-    let label = Label {
-        set: state.set,
-        number: member.number,
-        generation: state.generation,
-        good: [false, false],
-        other,
-        joining: None,
-        cursor: None,
-    };
-    if let Err(error) = write_label(directory, &label) {
+    let label = detached(state, member.number, other);
+    let written = write_label(directory, &label);
+    if let Err(error) = &written {
         let title = &member.side.title;
-        tracing::warn!("{title}: its label does not say that it was detached: {error}");
+        tracing::warn!(
+            "{title}: its label does not say that it was detached: {error}. Do not open the pool \
+             by this path any more"
+        );
     }
+    written.is_ok()
+}
+
+/// The label of a copy that was detached from a pool of which `other` is a copy.
+pub(super) fn detached(state: &MirrorState, number: usize, other: PathBuf) -> Label {
+    let MirrorState { set, generation, .. } = *state;
+    let (good, joining, cursor) = ([false, false], None, None);
+    Label { set, number, generation, good, other, joining, cursor }
 }
 
 /// Removes the label of the only copy of a pool.
@@ -510,25 +519,37 @@ impl<D: SegmentStore> Shared<D> {
         }
         state.generation = state.generation.saturating_add(1);
         // First the labels of the others: if only these are written, the copy is stale again.
-        let others = new.good().filter(|it| it.slot != slot);
-        let mut order = others.chain(new.find(slot));
-        let recorded = order.try_for_each(|it| self.record(&state, &new, it, None));
+        let mut others = new.good().filter(|it| it.slot != slot);
+        let recorded = others.try_for_each(|it| self.record(&state, &new, it, None));
+        let recorded = recorded.and_then(|()| {
+            let Some(member) = new.find(slot) else { return Ok(()) };
+            let mut label = new.label(&state, member, None);
+            // The new copy is not believed alone until the label of the replaced one says so.
+            if let Some(replaced) = replaced.as_ref().filter(|_| new.list().len() == 1) {
+                label.other.clone_from(&replaced.side.path);
+            }
+            write_label(member.directory(), &label)
+        });
         if let Err(error) = recorded {
             state.set = before;
             return Err(error);
         }
+        // Invariant 8: the replaced copy gets every write until its label says that it was replaced.
+        // If that one cannot be written, the label of the new copy says so, and stays.
+        let is_retired = replaced.as_ref().is_none_or(|it| retire(&state, it, &new));
         state.why[slot] = None;
         self.members.update(|members| members.with_state(slot, CopyState::Good));
         let title = &member.side.title;
         match replaced {
             None => tracing::info!("{title}: the resync is done; the copy is good"),
             Some(replaced) => {
-                retire(&state, &replaced, &new);
                 let old = &replaced.side.title;
                 tracing::info!("{title}: the resync is done; the copy has replaced `{old}`");
             }
         }
-        self.unlabel_single(&mut state, &new);
+        if is_retired {
+            self.unlabel_single(&mut state, &new);
+        }
         Ok(())
     }
 

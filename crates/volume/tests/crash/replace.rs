@@ -2,13 +2,16 @@
 //! write, and the power is cut after any operation of the disk: the pool has everything that was
 //! durable, in each good copy, and a copy that is half resynced is never believed.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
 use blockyard_core::Status;
-use blockyard_store::mirror::assemble::{NamedCopy, Terms};
+use blockyard_store::mirror::assemble::{NamedCopy, Terms, successor};
 use blockyard_store::mirror::{CopyState, Resync, Resynced};
 use blockyard_store::{Mirror, SegmentFiles as _, SegmentStore as _, StoreError, StoreFile as _};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
-use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
+use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
 use blockyard_volume::{PoolVerifier, VolumeError};
 use blockyard_volume_format::label::{self, Label};
 
@@ -48,12 +51,13 @@ fn reopen(
     path: &str,
     terms: Terms,
 ) -> Result<Store, VolumeError> {
+    let known = |path: &Path| label_of(directory, shape, path.to_str().unwrap());
     let label = label_of(directory, shape, path);
     let given = named(directory, shape, path);
+    if let Some(path) = label.as_ref().and_then(|label| successor(label, known)) {
+        return reopen(directory, shape, path.to_str().unwrap(), terms);
+    }
     let store = match label {
-        Some(label) if label.is_detached() => {
-            return reopen(directory, shape, label.other.to_str().unwrap(), terms);
-        }
         Some(label) if !label.other.as_os_str().is_empty() => {
             let other = named(directory, shape, label.other.to_str().unwrap());
             Mirror::assemble([given, other], terms, &PoolVerifier)?
@@ -290,9 +294,90 @@ fn a_new_copy_that_fails_is_not_believed() {
             let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
             assert_eq!(fixture.contents(), wanted);
             assert!(resync(&fixture).is_none(), "the cursor is void");
+            // A configuration may name the new copy already.
+            drop(fixture);
+            if let Ok(store) = reopen(&directory, &shape, "c", USE) {
+                let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+                assert!(resync(&fixture).is_none(), "{case:?}: the cursor is void");
+                assert_eq!(fixture.contents(), wanted);
+            }
         }
     }
     assert!(failed > 20, "{failed} copies have failed");
+}
+
+/// The store of the copy at a path, with its faults.
+fn open_copy(fixture: &Fixture, path: &str) -> SimulatedStore {
+    let sides = fixture.pool.segments().directory().sides();
+    let side = sides.iter().find(|side| side.path.as_os_str() == path).unwrap();
+    side.directory.clone().unwrap()
+}
+
+/// Regression: a copy that was replaced got no writes any more before its label said that it was
+/// replaced, and was believed after a crash in between, or if its label could not be written.
+/// Clients write while its label is written, or it fails then; the power is cut at every moment
+/// from there on.
+#[test]
+fn a_replaced_copy_is_not_believed_before_its_label_says_so() {
+    let cases = [Case::ReplaceOnly, Case::Replace].into_iter().flat_map(|case| {
+        [(case, false), (case, true)].into_iter().flat_map(|it| [(it, 0), (it, 1), (it, 2)])
+    });
+    for ((case, fails), stream) in cases {
+        let _watch = Seed::from_env().watch(&format!("{case:?}, {fails}, stream {stream}"));
+        let mut random = Seed::from_env().rng(65_000 + stream);
+        let shape = shape_of(case, &mut random);
+        let directory = SimulatedDirectory::default();
+        format(&directory, &shape);
+        let mut medium = directory.medium();
+        let first = store(&directory, &shape, USE).unwrap();
+        let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+        work(&mut fixture, &mut random, &shape, 4);
+        let old = open_copy(&fixture, case.replaces().unwrap());
+        join(&fixture, case, copy(&directory, &shape, "c"));
+        let mut resync = resync(&fixture).unwrap();
+        let fixture = Arc::new(Mutex::new(fixture));
+        let from = loop {
+            let files = fixture.lock().unwrap().pool.segments().files();
+            let (clients, store, seed) = (Arc::clone(&fixture), old.clone(), random.u64(..));
+            // The first write of a step to the old copy is that of its label.
+            old.on_next(Operation::Write, move || match fails {
+                true => {
+                    let failed_writes = When::After(0);
+                    store.set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
+                }
+                false => {
+                    let fixture = &mut *clients.lock().unwrap();
+                    work(fixture, &mut fastrand::Rng::with_seed(seed), &shape, 4);
+                    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+                }
+            });
+            let from = directory.change_count();
+            match resync.step(&files).unwrap() {
+                Resynced::Complete => break from,
+                stepped => assert_ne!(stepped, Resynced::Ended),
+            }
+        };
+        old.set_hook(|_| {});
+        let mut fixture = Arc::into_inner(fixture).unwrap().into_inner().unwrap();
+        fixture.pool.segments().renew();
+        work(&mut fixture, &mut random, &shape, 4);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        let (history, changes) = (fixture.history.clone(), directory.changes());
+        drop((fixture, resync));
+        for (moment, change) in changes.iter().enumerate() {
+            medium.apply(change);
+            for path in [case.path(), case.replaces().unwrap(), "c"] {
+                if moment < from {
+                    continue;
+                }
+                let found = medium.cut(|_, count| random.usize(..count));
+                let opened = reopen(&found, &shape, path, USE);
+                let opened = opened.and_then(|store| Fixture::of(store, &found, &shape));
+                let mut opened = opened.unwrap_or_else(|error| panic!("{case:?}: {error}"));
+                history.check(moment + 1, &opened.contents());
+            }
+        }
+    }
 }
 
 /// A resync goes on where it was: an opening compares only what is above the cursor.
