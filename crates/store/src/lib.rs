@@ -493,6 +493,16 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
         Err(io::ErrorKind::NotFound.into())
     }
 
+    /// Writes `whole` over the good copies, if the copy that [`StoreFile::read_resyncing`] reads
+    /// still has these bytes, and the range is not being written. Returns whether it did.
+    ///
+    /// # Errors
+    /// If the good copies cannot be written.
+    fn repair_from_resyncing(&self, offset: u64, whole: &[u8]) -> io::Result<bool> {
+        let _ = (offset, whole);
+        Ok(false)
+    }
+
     /// Writes `whole` over those copies that differ there, or cannot be read there, if one copy has
     /// these bytes. A range that is being written is left alone. Returns how many copies were
     /// durably repaired.

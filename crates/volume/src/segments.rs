@@ -928,11 +928,11 @@ pub(crate) fn read_resyncing<F: StoreFile>(
     if read.is_err() || !is_whole(into) {
         return None;
     }
-    let written = file.write_at(offset, &[into]).and_then(|()| file.sync());
-    if let Err(error) = &written {
+    let repaired = file.repair_from_resyncing(offset, into);
+    Some(repaired.unwrap_or_else(|error| {
         tracing::error!("what is damaged at {offset} is not mended: {error}");
-    }
-    Some(written.is_ok())
+        false
+    }))
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use blockyard_volume_format::FormatError;
 use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
-use super::members::{FIRST_SLOTS, Member, Members};
-use super::online::detached;
+use super::members::{FIRST_SLOTS, Member, Members, detached};
 use super::resync::ResyncProgress;
 use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;

@@ -284,6 +284,29 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         file.ok_or(io::ErrorKind::NotFound)?.read_at(offset, into)
     }
 
+    fn repair_from_resyncing(&self, offset: u64, whole: &[u8]) -> io::Result<bool> {
+        let shared = &self.shared;
+        if !shared.writes {
+            return Ok(false);
+        }
+        let _pin = self.pin()?;
+        // No write begins while this is locked: the bytes may have been freed and written since
+        // they were read.
+        let writing = self.writing.lock();
+        let mut found = shared.memory.take_beyond(whole.len());
+        let is_same = self.read_resyncing(offset, &mut found).is_ok() && found[..] == *whole;
+        if !is_same || is_written(&writing, &(offset..offset + whole.len() as u64)) {
+            return Ok(false);
+        }
+        let members = shared.members();
+        let mut results = CopyResults::default();
+        for member in members.good() {
+            let file = self.side(member.slot).ok_or(io::ErrorKind::NotFound)?;
+            results.add(member, file.write_at(offset, &[&found]).and_then(|()| file.sync()));
+        }
+        shared.combine(results).map(|()| true)
+    }
+
     fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
         if !self.shared.writes {
             return Ok(0);

@@ -185,6 +185,13 @@ impl<D> Members<D> {
     }
 }
 
+/// The label of a copy that was detached from a pool of which `other` is a copy.
+pub(super) fn detached(state: &MirrorState, number: usize, other: PathBuf) -> Label {
+    let MirrorState { set, generation, .. } = *state;
+    let (good, joining, cursor) = ([false, false], None, None);
+    Label { set, number, generation, good, other, joining, cursor }
+}
+
 /// The results of an operation on several copies.
 #[derive(Default)]
 pub(super) struct CopyResults {

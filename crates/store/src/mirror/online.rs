@@ -23,7 +23,7 @@
 //! | resync | of the new one: the cursor, after the segments below it are durable | the same |
 //! | it fails | of the good copies: a higher generation, or none joins | the cursor is void |
 //! | finish | of the good copies: the new one is good | the cursor is void: resyncs all of it |
-//! | finish | of the new one: good; if it replaces the only copy, that one is the other | both are good; or it has replaced that one |
+//! | finish | of the new one: good; its other copy is the replaced one, if that was the only one | both are good, or it has replaced that one |
 //! | detach, replaced | of the good copies: they do not know the old one | the old one is foreign, or stale |
 //! | detach, replaced | of the old one: no copy is good | it was detached |
 //!
@@ -33,11 +33,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockyard_volume_format::label::{FILE, Label, SLOT_BYTES, SLOTS as LABEL_SLOTS};
+use blockyard_volume_format::label::{FILE, SLOT_BYTES, SLOTS as LABEL_SLOTS};
 use blockyard_volume_format::superblock;
 
 use super::assemble::{NamedCopy, newest};
-use super::members::{Member, Members, SLOTS};
+use super::members::{Member, Members, SLOTS, detached};
 use super::resync::check_alive;
 use super::{CopyState, Mirror, MirrorFile, MirrorState, Shared, write_label};
 use crate::buffer::{Buffer, Memory};
@@ -329,13 +329,6 @@ fn retire<D: SegmentStore>(state: &MirrorState, member: &Member<D>, left: &Membe
     written.is_ok()
 }
 
-/// The label of a copy that was detached from a pool of which `other` is a copy.
-pub(super) fn detached(state: &MirrorState, number: usize, other: PathBuf) -> Label {
-    let MirrorState { set, generation, .. } = *state;
-    let (good, joining, cursor) = ([false, false], None, None);
-    Label { set, number, generation, good, other, joining, cursor }
-}
-
 /// Removes the label of the only copy of a pool.
 fn remove_label<D: SegmentStore>(directory: &D) -> io::Result<()> {
     directory.remove(FILE)?;
@@ -524,7 +517,7 @@ impl<D: SegmentStore> Shared<D> {
         let recorded = recorded.and_then(|()| {
             let Some(member) = new.find(slot) else { return Ok(()) };
             let mut label = new.label(&state, member, None);
-            // The new copy is not believed alone until the label of the replaced one says so.
+            // The new copy is not believed alone before the label of the replaced one says so.
             if let Some(replaced) = replaced.as_ref().filter(|_| new.list().len() == 1) {
                 label.other.clone_from(&replaced.side.path);
             }
@@ -534,8 +527,8 @@ impl<D: SegmentStore> Shared<D> {
             state.set = before;
             return Err(error);
         }
-        // Invariant 8: the replaced copy gets every write until its label says that it was replaced.
-        // If that one cannot be written, the label of the new copy says so, and stays.
+        // Invariant 8: the replaced copy gets every write until its label says so. If that label
+        // cannot be written, the label of the new copy says so, and stays.
         let is_retired = replaced.as_ref().is_none_or(|it| retire(&state, it, &new));
         state.why[slot] = None;
         self.members.update(|members| members.with_state(slot, CopyState::Good));

@@ -1,6 +1,7 @@
 //! A copy joins a pool in use, is resynced, replaces another one or is detached, while clients
 //! write, and the power is cut after any operation of the disk: the pool has everything that was
 //! durable, in each good copy, and a copy that is half resynced is never believed.
+#![allow(clippy::disallowed_types)] // A hook of a test shares the fixture with it.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,7 @@ use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
 use blockyard_volume::{PoolVerifier, VolumeError};
 use blockyard_volume_format::label::{self, Label};
+use blockyard_volume_format::segment_name;
 
 use crate::fixture::{Fixture, Shape, Step, Store, USE, format, store};
 use crate::{shape, work};
@@ -376,6 +378,48 @@ fn a_replaced_copy_is_not_believed_before_its_label_says_so() {
                 let mut opened = opened.unwrap_or_else(|error| panic!("{case:?}: {error}"));
                 history.check(moment + 1, &opened.contents());
             }
+        }
+    }
+}
+
+/// Regression: what a reader found in a copy that is resyncing was written over newer data of
+/// clients, in both copies, if the segment was freed and written again meanwhile.
+#[test]
+fn a_repair_from_a_resyncing_copy_overwrites_no_newer_write() {
+    let mut random = Seed::from_env().rng(66_000);
+    let shape = shape_of(Case::Attach, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let first = store(&directory, &shape, USE).unwrap();
+    let fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let segments = fixture.pool.segments();
+    let new = copy(&directory, &shape, "c");
+    join(&fixture, Case::Attach, new.clone());
+    let mut resync = resync(&fixture).unwrap();
+    let files = segments.files();
+    // A step copies one of these segments; all are equal then.
+    files.iter().for_each(|_| _ = resync.step(&files).unwrap());
+    let (number, old, written) = (files.len() - 1, [1; 512], [2; 512]);
+    let (file, address) = (&files[number], segments.address(number as u32, 0));
+    for (intact, want) in [(true, old), (false, written)] {
+        file.write_at(0, &[&old]).unwrap();
+        // The good copy has other data there.
+        directory.open(&segment_name(number)).unwrap().write_at(0, &[3; 512]).unwrap();
+        let calls = std::cell::Cell::new(0);
+        let is_whole = |found: &[u8]| {
+            calls.set(calls.get() + 1);
+            if found == old && !intact {
+                file.write_at(0, &[&written]).unwrap();
+            }
+            found == old
+        };
+        let mut found = [0; 512];
+        let repaired = segments.read_whole(&files, address, &mut found, &is_whole).unwrap();
+        assert_eq!((repaired, found, calls.get()), (usize::from(intact), old, 2));
+        for copy in ["", "c/"] {
+            let name = format!("{copy}{}", segment_name(number));
+            directory.open(&name).unwrap().read_at(0, &mut found).unwrap();
+            assert_eq!(found, want, "{name}");
         }
     }
 }
