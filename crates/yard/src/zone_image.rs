@@ -387,6 +387,10 @@ impl<'d> Zoned<'d> {
         let parts: Vec<_> = parts(sectors).collect();
         for (from, len) in parts.into_iter().rev() {
             self.read(zone, from, len)?;
+            // Equal to itself one byte further on: this compares many bytes at once.
+            if self.part[0] == 0 && self.part[..len - 1] == self.part[1..len] {
+                continue;
+            }
             if let Some(last) = self.part[..len].iter().rposition(|byte| *byte != 0) {
                 let bytes = (last as u64 + 1).next_multiple_of(block);
                 return Ok((from + bytes / SECTOR_BYTES).min(sectors));
@@ -452,12 +456,13 @@ fn saved(zoned: &Zoned<'_>, number: u32, info: &ZoneInfo) -> Option<ImageZone> {
 pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, ZoneImageError> {
     let mut zoned = Zoned::open(disk)?;
     let mut image = ZoneImage::of(disk, zoned.zones);
-    let (mut finished, mut active) = (Vec::new(), Vec::new());
+    let (mut trimmed, mut active) = (Vec::new(), Vec::new());
     zoned.report(|number, info| {
-        if info.cond == ZoneCond::Full && info.wp == info.start + info.sectors {
-            finished.push(image.zones.len());
-        }
         let Some(zone) = saved(&zoned, number, info) else { return Ok(()) };
+        let is_finished = info.cond == ZoneCond::Full && info.wp == info.start + info.sectors;
+        if is_finished || info.cond == ZoneCond::NotWp {
+            trimmed.push(image.zones.len());
+        }
         // Before memory for more of them is used.
         if image.zones.len() + active.len() == ZONES_SAVED_MAX {
             return Err(ZoneImageError::TooManyZones { zones: ZONES_SAVED_MAX });
@@ -466,11 +471,13 @@ pub fn save(disk: &dyn Disk, out: &mut impl Write) -> Result<ZoneImageDone, Zone
         zones.push(zone);
         Ok(())
     })?;
-    for at in finished {
-        // The zeros at the end are those of the finish.
+    for at in trimmed {
+        // The zeros at the end of a finished zone are those of the finish. In a conventional zone
+        // they need no place: a device that does not know its extents reports all of it as data.
         let ImageZone { zone, sectors, .. } = image.zones[at];
         image.zones[at].sectors = zoned.sectors_to_last_byte(zone, sectors)?;
     }
+    image.zones.retain(|zone| zone.sectors > 0 || zone.cond != ZoneCond::NotWp.name());
     image.zones.append(&mut active);
     let mut done = ZoneImageDone { zones: image.zones.len() as u64, bytes: 0 };
     let mut line = serde_json::to_vec(&image).expect("a description is plain data");

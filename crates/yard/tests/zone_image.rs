@@ -114,6 +114,22 @@ fn an_image_restores_every_condition_and_all_data() {
 }
 
 /// Zones that were partly written came first, and left no active zone for one that is full.
+/// The bug: of a disk that does not know its extents, conventional zones were saved in full, so
+/// that clients waited for seconds while a yard with an SMR disk without data was upgraded.
+#[test]
+fn zeros_at_the_end_of_conventional_zones_take_no_place() {
+    for uri in [NULL, SMR] {
+        let disk = made(uri);
+        let saved = || save(&*disk, &mut Vec::new()).unwrap();
+        assert_eq!((saved().zones, saved().bytes), (0, 0), "{uri}");
+        let mut io = Io::new(disk.open().unwrap(), 1 << 20);
+        io.write(Sector(ZONE), &[0; 4096], Flags::NONE).unwrap();
+        io.write(Sector(ZONE + 8), &[1; 4096], Flags::NONE).unwrap();
+        io.write(Sector(ZONE + 16), &[0; 4096], Flags::NONE).unwrap();
+        assert_eq!((saved().zones, saved().bytes), (1, 8192), "{uri}");
+    }
+}
+
 #[test]
 fn an_image_is_loaded_by_a_device_with_as_many_active_zones_as_it_needs() {
     let disk = worked(NULL);
