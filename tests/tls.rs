@@ -1,14 +1,14 @@
 //! TLS with certificates that openssl made, tested by two clients.
 
 use crate::place::Place;
-use crate::run::{ok, run};
+use crate::run::{Run, ok, run};
 use crate::yard::Yard;
 
 const MEM0: &str = "null:///mem0?size=1M&memory_backed=1";
 
 /// A certificate authority in `folder`, and the certificates that it signed: of a server for
 /// localhost and of a client. nbdkit, qemu and libnbd share these names of files.
-fn certificates(place: &Place, folder: &str) -> String {
+pub(crate) fn certificates(place: &Place, folder: &str) -> String {
     let script = "
 set -e
 mkdir \"$1\"; cd \"$1\"
@@ -47,9 +47,16 @@ fn qemu(yard: &Yard, folder: &str) -> [String; 2] {
     [credentials, image]
 }
 
-fn uri(yard: &Yard, folder: &str) -> String {
+/// The URI of the export through TLS, for libnbd.
+pub(crate) fn uri(yard: &Yard, folder: &str) -> String {
     let socket = yard.socket();
     format!("nbds+unix://localhost/mem0?socket={socket}&tls-certificates={folder}")
+}
+
+/// Has qemu connect through TLS and verify the server's certificate.
+pub(crate) fn qemu_info(yard: &Yard, folder: &str) -> Run {
+    let [credentials, image] = qemu(yard, folder);
+    run(&["qemu-img", "info", "--object", &credentials, "--image-opts", &image])
 }
 
 #[test]
@@ -98,12 +105,8 @@ fn a_server_of_another_authority_is_refused_by_its_client() {
     let (yard, folder) = serve("on", &[]);
     let other = certificates(&yard.place, "other");
     // libnbd has no host name for a unix socket and then does not verify one; qemu is given one.
-    let info = |folder: &str| {
-        let [credentials, image] = qemu(&yard, folder);
-        run(&["qemu-img", "info", "--object", &credentials, "--image-opts", &image])
-    };
-    info(&other).fails();
-    info(&folder).ok();
+    qemu_info(&yard, &other).fails();
+    qemu_info(&yard, &folder).ok();
 }
 
 #[test]

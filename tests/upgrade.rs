@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::place::Place;
 use crate::run::{Run, bounded_by, nbdsh, ok, python};
+use crate::tls;
 use crate::yard::{BLOCKYARD, Yard};
 
 /// The variable for more upgrades than the usual ones.
@@ -430,6 +431,141 @@ head = here.recv(16, socket.MSG_WAITALL)
 assert b'format 99' in here.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)
 ";
     python(script, &[BLOCKYARD, &place.file("control")]);
+}
+
+/// Runs a script of a client. The script upgrades the yard by `upgrade(ARGUMENT, ..)`, while the
+/// handle `h` is connected to `uri`.
+#[track_caller]
+fn upgrading_client(yard: &mut Upgradable, uri: &str, script: &str) {
+    let control = yard.yard.control();
+    // A URI may name files of certificates only where a script allows it.
+    let define = format!(
+        "import subprocess\n\
+         def upgrade(*args):\n\
+         \x20   line = ['{BLOCKYARD}', 'upgrade', '--control', '{control}', *args]\n\
+         \x20   return subprocess.run(line, stderr=subprocess.PIPE, text=True)\n\
+         h.set_uri_allow_local_file(True)\n\
+         h.connect_uri('{uri}')\n"
+    );
+    let run = crate::run::run(&["nbdsh", "--command", &(define + script)]);
+    yard.successor = Some(yard.serving_pid());
+    yard.yard.read_notices();
+    run.ok();
+}
+
+/// A client that an upgrade does not disconnect.
+const STAYS: &str = "
+h.pwrite(b'y' * 4096, 4096)
+done = upgrade()
+assert done.returncode == 0, done
+assert h.pread(4096, 4096) == b'y' * 4096
+h.pwrite(b'z' * 4096, 8192)
+";
+
+/// A client that only `--force` disconnects, after its requests are answered.
+const IS_FORCED: &str = "
+h.pwrite(b'x' * 4096, 0)
+done = upgrade()
+assert done.returncode == 6 and 'uses TLS; --force disconnects it' in done.stderr, done
+assert h.pread(4096, 0) == b'x' * 4096
+h.pwrite(b'x' * 4096, 12288)
+done = upgrade('--force')
+assert done.returncode == 0, done
+try:
+    h.pread(4096, 0)
+except nbd.Error:
+    pass
+else:
+    raise AssertionError('the client is still connected')
+";
+
+#[test]
+fn listeners_with_tls_serve_on_with_the_certificates_of_the_configuration() {
+    let place = Place::new();
+    let [folder, other] = ["tls", "other"].map(|name| tls::certificates(&place, name));
+    let args = [MEM0, "--tls", "on", "--tls-certificates", &folder];
+    let mut yard = Upgradable::new(place, &args);
+    let (with_tls, clear) = (tls::uri(&yard.yard, &folder), yard.yard.uri("mem0"));
+    upgrading_client(&mut yard, &with_tls, IS_FORCED);
+    tls::qemu_info(&yard.yard, &folder).ok();
+    // A certificate of another authority at the same path.
+    let old = yard.yard.place.file("old");
+    ok(&["mv", &folder, &old]);
+    ok(&["mv", &other, &folder]);
+    upgrading_client(&mut yard, &clear, STAYS);
+    tls::qemu_info(&yard.yard, &folder).ok();
+    tls::qemu_info(&yard.yard, &old).fails();
+    nbdsh(&clear, "assert h.pread(4096, 12288) == b'x' * 4096");
+    yard.end();
+}
+
+/// Makes a socket, and executes a program that inherits it, as systemd does.
+const ACTIVATE: &str = "
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+";
+
+#[test]
+fn sockets_that_systemd_made_are_handed_over_and_left() {
+    let place = Place::new();
+    let (socket, control) = (place.file("nbd"), place.file("control"));
+    let activate = ["python3", "-c", ACTIVATE, &socket];
+    let args = ["serve", MEM0, "--control", &control];
+    let yard = Yard::start_below(place, &activate, BLOCKYARD, &args);
+    let mut yard = Upgradable { yard, successor: None };
+    let uri = yard.yard.uri("mem0");
+    for _ in 0..2 {
+        upgrading_client(&mut yard, &uri, STAYS);
+        nbdsh(&uri, "assert h.pread(4096, 8192) == b'z' * 4096");
+    }
+    yard.end();
+    assert!(!std::path::Path::new(&control).exists(), "the control socket outlives the process");
+    assert!(std::path::Path::new(&socket).exists(), "the process has removed systemd's socket");
+}
+
+/// A client that fills a zone, and writes a part of another one before and after the upgrade. It
+/// does not flush.
+const WRITES_ZONES: &str = "
+import random
+full, part = random.Random(1).randbytes(1 << 20), random.Random(2).randbytes(300 << 10)
+h.pwrite(part, 0)
+h.pwrite(full, 6 << 20)
+h.pwrite(part, 5 << 20)
+done = upgrade()
+assert done.returncode == 0, done
+assert h.pread(len(part), 0) == part
+assert h.pread(len(full), 6 << 20) == full
+h.pwrite(part, (5 << 20) + len(part))
+assert h.pread(2 * len(part), 5 << 20) == part + part
+";
+
+#[test]
+fn smr_disks_keep_zones_and_data() {
+    let place = Place::new();
+    let disk = |name: &str, more: &str| {
+        format!("smr:///{name}?size=16M&zone_size=1M&zone_nr_conv=2&zone_max_open=4{more}")
+    };
+    let [files, cached] = ["files", "cached"].map(|name| format!("&backing={}", place.file(name)));
+    let (memory, files) = (disk("memory", ""), disk("files", &files));
+    let cached = disk("cached", &(cached + "&cache=volatile"));
+    let mut yard = Upgradable::new(place, &[&memory, &files, &cached]);
+    for name in ["memory", "files", "cached"] {
+        let uri = yard.yard.uri(name);
+        upgrading_client(&mut yard, &uri, WRITES_ZONES);
+        let report = yard.yard.command(&["zone", "report", name, "--json"]).ok().json();
+        let zone = |number: usize| (report[number]["cond"].clone(), report[number]["wptr"].clone());
+        assert_eq!(zone(0).0, "not-wp", "{name}");
+        assert_eq!(zone(5), ("implicit-open".into(), 1200.into()), "{name}");
+        assert_eq!(zone(6), ("full".into(), 2048.into()), "{name}");
+        assert_eq!(zone(7), ("empty".into(), 0.into()), "{name}");
+    }
+    yard.end();
 }
 
 /// The bug: a stream kept the pool locked, so that neither process could open it again.
