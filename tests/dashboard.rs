@@ -159,10 +159,11 @@ fn the_zone_map_follows_the_zones() {
     browser.wait(&legend("full", 2));
     browser.wait(&legend("empty", 11));
     // The counts of the map are those of the API.
-    let zones = yard.command(&["top", "--json", "-n", "1", "-d", "0.1"]).ok().out;
-    let zones: Value = serde_json::from_str(&zones).unwrap();
-    let counts = &zones["zones"][0]["zones"];
-    assert_eq!(*counts, json!({"empty": 11, "full": 2, "implicit-open": 1, "not-wp": 2}));
+    let counts = || {
+        let line = ["top", "--json", "-n", "1", "-d", "0.1"];
+        yard.command(&line).ok().json()["zones"][0]["zones"].clone()
+    };
+    assert_eq!(counts(), json!({"empty": 11, "full": 2, "implicit-open": 1, "not-wp": 2}));
 
     // The keyboard leads to a zone and its numbers.
     browser.press("z");
@@ -180,6 +181,20 @@ fn the_zone_map_follows_the_zones() {
         "document.getElementById('zone-note').textContent.includes(': empty, write pointer 0 of')",
     );
     browser.wait(&legend("empty", 12));
+
+    // fio writes to zones 6 to 11, three of them at a time.
+    let uri = format!("--uri={}", yard.uri("z0"));
+    let line = ["fio", "--name=zones", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=64k"];
+    let zones = ["--zonemode=zbd", "--zonesize=4M", "--offset=24M", "--size=24M"];
+    let more = ["--io_size=10M", "--max_open_zones=3", "--randseed=7"];
+    ok(&[&line[..], &zones, &more].concat());
+    let after = counts();
+    let number = |condition: &str| after[condition].as_u64().unwrap();
+    // Two zones were full before.
+    assert!(number("full") + number("implicit-open") >= 5, "{after}");
+    for condition in ["empty", "full", "implicit-open"] {
+        browser.wait(&legend(condition, number(condition)));
+    }
     assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
 }
 
