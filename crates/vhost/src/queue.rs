@@ -64,13 +64,6 @@ const LATENCY_SAMPLE: u32 = 16;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Where a sleep brings two requests or more, a spin that has found one ends when no other one has
-/// come for this long, in nanoseconds: a guest that makes several needs less for each.
-const QUIET_NS: u64 = 500;
-/// The longest time that a spin lets the first request wait, in nanoseconds. The end of the window
-/// and a completion end the wait too.
-const GATHER_NS: u64 = 4_000;
-
 /// The longest sleep of a thread that has nothing to do.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
 
@@ -753,28 +746,21 @@ impl QueueThread {
         self.sleep();
     }
 
-    /// Spins for as long as the window allows, and lets requests accumulate for a moment. Returns
-    /// the time in nanoseconds, at most the window, and the number of requests that it found;
-    /// `None` if there is no work.
+    /// Spins for as long as the window allows. Returns the time in nanoseconds, at most the window,
+    /// and the number of requests that it found; `None` if there is no work.
     fn spin(&mut self, start: Nanos, window: u64) -> (u64, Option<u16>) {
-        // The waiting requests that were seen last, since when, and since when there are any.
-        let (mut seen, mut since, mut first) = (0, 0, 0);
-        let (quiet, longest) = if self.budget.gathers() { (QUIET_NS, GATHER_NS) } else { (0, 0) };
         loop {
             let now = Monotonic.now().since(start).min(window);
-            let is_over = now == window;
+            // A request is taken at once: a guest that finds its first answers when it has made its
+            // last request does not go to sleep.
             let waiting = if self.has_room() { self.ring.waiting() } else { 0 };
-            if waiting != seen {
-                first = if seen == 0 { now } else { first };
-                (seen, since) = (waiting, now);
-            }
-            if seen > 0 && (is_over || now - since >= quiet || now - first >= longest) {
-                return (now, Some(seen));
+            if waiting > 0 {
+                return (now, Some(waiting));
             }
             if self.execute() > 0 || self.is_stopping() {
-                return (now, Some(seen.max(1)));
+                return (now, Some(1));
             }
-            if is_over {
+            if now == window {
                 return (now, None);
             }
             spin_hint();

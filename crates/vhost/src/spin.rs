@@ -57,11 +57,6 @@ impl SavedTime {
         if self.has_found || self.saved >= SPIN_MAX { self.saved.min(SPIN_MAX) } else { 0 }
     }
 
-    /// Whether a spin that has found a request waits for others: the guest makes several at once.
-    fn gathers(&self) -> bool {
-        self.per_sleep >= 2 * ONE
-    }
-
     /// Accounts for a spin, which took `time` and found this many requests.
     fn spun(&mut self, time: u64, found: Option<u16>) {
         self.has_found = found.is_some();
@@ -148,12 +143,6 @@ impl SpinBudget {
     pub(crate) fn begin(&mut self, now: u64, is_device_busy: bool) -> u64 {
         self.saved_window = if is_device_busy { 0 } else { self.saved.window() };
         self.allowed.begin(now).max(self.saved_window)
-    }
-
-    /// Whether a spin that has found a request waits for others. Where a user allows spins besides,
-    /// CPU time is not what counts: a guest that is answered at once does not go to sleep.
-    pub(crate) fn gathers(&self) -> bool {
-        self.allowed.percent == 0 && self.saved.gathers()
     }
 
     /// Accounts for a spin, which took `time`, at most the window, and found this many requests or
