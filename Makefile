@@ -23,7 +23,7 @@ FIO_SRC ?=
 # Builds all tests with clippy's lints, and runs them while the commands run that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
-.PHONY: help deps build-deps build lab book run fio deb image reproducible package-test image-test check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres guest
+.PHONY: help deps build-deps release-deps build lab book run fio deb image reproducible package-test image-test release-check check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -33,6 +33,9 @@ deps: ## install the Debian packages that are missing, and only those
 
 build-deps:
 	@./.ci/deps build
+
+release-deps:
+	@./.ci/deps release
 
 build: build-deps ## the program, as it is released
 	$(CARGO) build --locked --release -p blockyard
@@ -60,12 +63,18 @@ reproducible: build-deps $(CARGO_DEB_ROOT)/bin/cargo-deb ## build package and im
 	@FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/reproducible $(CARGO_DEB_ROOT)/bin/cargo-deb
 
 # Not part of `make test`: it makes two clean systems from the archive, and boots one of them.
-package-test: deb ## install, use, upgrade and remove the package in clean systems; needs root and network
+package-test: release-deps deb ## install, use, upgrade and remove the package in clean systems; needs root and network
 	./tests/packages/deb target/debian/*.deb
 
 # Not part of `make test`: it needs the release build, and podman.
-image-test: image ## run the image with a read-only root and no rights, by podman; needs root
+image-test: release-deps image ## run the image with a read-only root and no rights, by podman; needs root
 	./tests/packages/image target/image/*.tar
+
+# By hand, because it takes an hour on two processors. The package and the image that it runs are those
+# of the first of the two builds.
+release-check: root release-deps reproducible ## before a release: build what is shipped twice, compare, install and run it
+	./tests/packages/deb target/reproducible/one/target/debian/*.deb
+	./tests/packages/image target/reproducible/one/target/image/*.tar
 
 check: deps ## before a commit: formatting, lints, tidy, unit tests of what changed (BASE=commit)
 	@./.ci/check
@@ -82,8 +91,9 @@ suites: deps
 
 # Tests mount file systems, attach loop devices, and change users.
 root:
-	@[ "$$(id -u)" -eq 0 ] || { echo "make test needs root: its tests mount file systems and attach" \
-		"loop devices; run it as root, or run make check, which needs no root" >&2; exit 1; }
+	@[ "$$(id -u)" -eq 0 ] || { echo "make test and make release-check need root: their tests mount" \
+		"file systems and attach loop devices; run them as root, or run make check, which needs" \
+		"no root" >&2; exit 1; }
 
 format: deps
 	$(CARGO) fmt --all --check
