@@ -22,7 +22,7 @@ const LINE: &str = "PROGRAM serve null:///null?size=1T&bs=4k --nvme tcp:NVME --n
 /// The time that an observer has to begin before the window.
 const BEGINS: Duration = Duration::from_millis(100);
 
-/// The processors that the observing program keeps busy.
+/// The processors that the observing programs keep busy.
 const OBSERVER_CPUS: Metric = Metric::less("observer_cpus", "");
 
 /// The processors that the server keeps busy apart from the threads that serve connections: the
@@ -32,50 +32,42 @@ const CONTROL_CPUS: Metric = Metric::less("control_cpus", "");
 /// The beginning of the names of the threads that serve connections.
 const DATA_THREAD: &str = "nvme-";
 
-/// An observer: the further options of the server, and the line of the observing program.
+/// An observer: the further options of the server, and the lines of the observing programs.
 struct Observer {
     variant: Variant,
     options: &'static str,
-    line: &'static str,
+    lines: &'static [&'static str],
 }
 
 const fn observer(
     name: &'static str,
     about: &'static str,
     options: &'static str,
-    line: &'static str,
+    lines: &'static [&'static str],
 ) -> Observer {
-    Observer { variant: Variant { name, kind: VariantRole::Product, about }, options, line }
+    Observer { variant: Variant { name, kind: VariantRole::Product, about }, options, lines }
 }
 
 const NONE: &str = "none";
+const TOP: &str = "PROGRAM top --batch -d 1 --control CONTROL";
+const IOSTAT: &str = "PROGRAM iostat -y 1 --control CONTROL";
+/// The option of the server for the dashboard.
+const WEB: &str = "--web tcp:WEB";
+const STREAM: &str = "curl -sN http://WEB/v1/stream";
+const TRACE: &str = "PROGRAM trace null -o /dev/null --control CONTROL";
 
-const OBSERVERS: [Observer; 5] = [
-    observer(NONE, "no observer", "", ""),
-    observer(
-        "top",
-        "blockyard top, a sample each second",
-        "",
-        "PROGRAM top --batch -d 1 --control CONTROL",
-    ),
-    observer(
-        "iostat",
-        "blockyard iostat, a report each second",
-        "",
-        "PROGRAM iostat -y 1 --control CONTROL",
-    ),
+const OBSERVERS: [Observer; 6] = [
+    observer(NONE, "no observer", "", &[]),
+    observer("top", "blockyard top, a sample each second", "", &[TOP]),
+    observer("iostat", "blockyard iostat, a report each second", "", &[IOSTAT]),
     observer(
         "dashboard",
         "the dashboard with its history, and a reader of its stream",
-        "--web tcp:WEB",
-        "curl -sN http://WEB/v1/stream",
+        WEB,
+        &[STREAM],
     ),
-    observer(
-        "trace",
-        "blockyard trace of every request, whose file is /dev/null",
-        "",
-        "PROGRAM trace null -o /dev/null --control CONTROL",
-    ),
+    observer("all-three", "top, iostat and the dashboard at once", WEB, &[TOP, IOSTAT, STREAM]),
+    observer("trace", "blockyard trace of every request, whose file is /dev/null", "", &[TRACE]),
 ];
 
 const LOAD: QueueLoad = load(
@@ -105,9 +97,9 @@ pub fn build(settings: &Settings) -> Experiment {
     Experiment {
         name: NAME,
         title: "What observers cost",
-        about: "Reads of a null device over NVMe/TCP without an observer, and while another \
-                program observes the yard. CPU time (`cpu_per_io`, ns) is that of the server; \
-                `observer_cpus` are the processors that the observing program keeps busy, and \
+        about: "Reads of a null device over NVMe/TCP without an observer, and while other \
+                programs observe the yard. CPU time (`cpu_per_io`, ns) is that of the server; \
+                `observer_cpus` are the processors that the observing programs keep busy, and \
                 `control_cpus` those of the server's threads that serve no connection. All share \
                 the processors with the server's other threads and its client.",
         published: Vec::new(),
@@ -138,15 +130,13 @@ fn measure(
     let mut server = start(&format!("{LINE} {}", observer.options))?;
     let has_web = !observer.options.is_empty();
     server.until_ready(round.stop, || lacks(&control, nvme, has_web.then_some(web)))?;
-    let observing = match observer.line {
-        "" => None,
-        line => Some(start(line)?),
-    };
+    let mut observing: Vec<RunningChild> =
+        observer.lines.iter().copied().map(start).collect::<Result<_, _>>()?;
     round.pause(BEGINS)?;
     let controller = NvmeController::connect(nvme, NVME_NULL_NQN)?;
     let commands = NvmeCommands { op: LOAD.op, len: LOAD.len, depth: LOAD.depth };
     let queue = controller.queue(1, commands, round.seed)?;
-    let observer_cpu = || observing.as_ref().map_or(Ok(Duration::ZERO), RunningChild::cpu);
+    let observer_cpu = || observing.iter().map(RunningChild::cpu).sum::<Result<Duration, _>>();
     let control_cpu = || server.cpu_of_threads(|name| !name.starts_with(DATA_THREAD));
     let before = (observer_cpu()?, control_cpu()?);
     let cpu = || server.cpu();
@@ -156,11 +146,12 @@ fn measure(
     let cpus =
         |before: Duration, after: Duration| after.saturating_sub(before).as_secs_f64() / took;
     let sample = sample.with(CONTROL_CPUS, cpus(before.1, control_cpu()?));
-    let Some(mut observing) = observing else { return Ok(sample) };
-    let sample = sample.with(OBSERVER_CPUS, cpus(before.0, observing.cpu()?));
+    let sample = sample.with(OBSERVER_CPUS, cpus(before.0, observer_cpu()?));
     // An observer that has ended has observed nothing.
-    if observing.ends_within(Duration::ZERO)? {
-        return Err(observing.ended());
+    for program in &mut observing {
+        if program.ends_within(Duration::ZERO)? {
+            return Err(program.ended());
+        }
     }
     Ok(sample)
 }
@@ -197,6 +188,6 @@ mod tests {
         let experiment = build(&settings);
         let aims = experiment.comparisons.iter().filter(|it| it.aim.is_some());
         let aimed: Vec<_> = aims.map(|it| it.after).collect();
-        assert_eq!(aimed, ["top", "iostat", "dashboard"]);
+        assert_eq!(aimed, ["top", "iostat", "dashboard", "all-three"]);
     }
 }
