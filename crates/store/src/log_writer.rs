@@ -8,12 +8,11 @@
 //! | [`Blocking`] | any file | writes and syncs when the batch begins |
 //! | [`UringLogWriter`](crate::ring::UringLogWriter) | real files | io_uring: a write and a linked sync |
 //! | [`Tasks`] | any file | each worker writes and syncs a batch of its own |
-//! | [`MirrorLogWriter`](crate::mirror::MirrorLogWriter) | two copies | passes each batch to the writers of both copies |
+//! | [`MirrorLogWriter`](crate::mirror::MirrorLogWriter) | the copies of a pool | passes each batch to the writers of all copies |
 //!
 //! An enum chooses between them at each level, once at the opening of the pool:
-//! [`PoolLogWriter`](crate::PoolLogWriter) for a directory or disk,
-//! [`CopiesLogWriter`](crate::CopiesLogWriter) for one copy or two, and
-//! [`CommitWriter`] for group commit or workers.
+//! [`PoolLogWriter`](crate::PoolLogWriter) for a directory or disk, and [`CommitWriter`] for group
+//! commit or workers.
 //!
 //! `commit=taskq` is [`Tasks`]: each worker writes one record and syncs for it. OpenZFS has done
 //! this for its volumes since 2020. It suits stores whose calls block, and group commit is measured

@@ -86,7 +86,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
-use blockyard_volume_format::label::{self, BYTES, FILE, Joining, Label, SLOT_BYTES};
+use blockyard_volume_format::label::{
+    self, BYTES, FILE, Joining, Label, PATH_BYTES_MAX, SLOT_BYTES,
+};
 use blockyard_volume_format::superblock;
 
 use crate::buffer::Memory;
@@ -221,6 +223,8 @@ pub(super) struct MirrorState {
     /// The copy that was to replace another one when the pool was closed, until it is opened or
     /// given up.
     pending: Option<Joining>,
+    /// The generation of the label by which the pool was opened.
+    opened_generation: u64,
     /// Why each copy is not good, by slot.
     why: [Option<String>; SLOTS],
     /// Repairs of each copy, by slot.
@@ -339,7 +343,13 @@ impl<D: SegmentStore> Shared<D> {
             state.generation = state.generation.saturating_add(1);
         }
         let without = self.members().with_state(member.slot, CopyState::Failed);
-        self.record_all(state, &without)
+        self.record_all(state, &without)?;
+        // Invariant 7: a copy that joins gets this generation too, or its cursor is void.
+        for joining in without.resyncing() {
+            let recorded = self.record(state, &without, joining, Some(state.cursor));
+            recorded.unwrap_or_else(|error| tracing::warn!("{}: {error}", joining.side.title));
+        }
+        Ok(())
     }
 
     /// Writes durably to the labels of the good copies which copies are good.
@@ -381,6 +391,10 @@ fn only(number: usize) -> [bool; 2] {
 
 /// Writes a label, slot by slot; makes the file if there is none.
 fn write_label<D: SegmentStore>(directory: &D, label: &Label) -> io::Result<()> {
+    if !label.fits() {
+        let wanted = format!("the paths of the copies have more than {PATH_BYTES_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, wanted));
+    }
     let mut bytes = Memory::new(BYTES as u64).take_beyond(BYTES);
     for slot in bytes.chunks_mut(SLOT_BYTES) {
         label.print(slot);
@@ -590,12 +604,17 @@ impl<D: SegmentStore> SegmentFiles for Mirror<D> {
         }
     }
 
-    /// A copy that cannot give its space back keeps it, which does not affect its data.
+    /// A copy that cannot give its space back keeps it, which does not affect its data. If any has
+    /// given it back, the file needs space again before it is written.
     fn deallocate(&self, file: &MirrorFile<D>) -> io::Result<()> {
         let members = self.0.members();
-        let mut given =
+        let given =
             members.good().filter_map(|it| Some(it.directory().deallocate(file.side(it.slot)?)));
-        given.try_for_each(|given| given)
+        let given: Vec<_> = given.collect();
+        match given.iter().any(Result::is_ok) {
+            true => Ok(()),
+            false => given.into_iter().collect(),
+        }
     }
 
     fn allocate(&self, file: &MirrorFile<D>, len: u64) -> io::Result<()> {
@@ -632,7 +651,15 @@ impl<D: SegmentStore> StoreLocation for Mirror<D> {
 
     fn growth_bytes(&self) -> u64 {
         let members = self.0.members();
-        members.written().map(|it| it.directory().growth_bytes()).min().unwrap_or(u64::MAX)
+        let growth = |it: &Member<D>| {
+            let bytes = it.directory().growth_bytes();
+            let needed = match it.state {
+                CopyState::Resyncing => self.0.progress.left_bytes(),
+                _ => 0,
+            };
+            bytes.saturating_sub(needed)
+        };
+        members.written().map(growth).min().unwrap_or(u64::MAX)
     }
 
     fn check_location(&self) -> io::Result<()> {

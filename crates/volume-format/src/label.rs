@@ -23,7 +23,7 @@ pub const SLOTS: usize = 2;
 /// Length of the file, in bytes.
 pub const BYTES: usize = SLOTS * SLOT_BYTES;
 
-/// Longest path of the other copy, in bytes.
+/// Most bytes of the path of the other copy and of that of the copy that joins, together.
 pub const PATH_BYTES_MAX: usize = 4000;
 
 /// Whether bytes begin with a label's magic number; the rest is not checked.
@@ -95,15 +95,21 @@ impl Label {
         self.good[1 - self.number]
     }
 
+    /// Whether a slot has space for the paths.
+    pub fn fits(&self) -> bool {
+        let joining = self.joining.as_ref().map_or(0, |it| it.path.as_os_str().len());
+        self.other.as_os_str().len() + joining <= PATH_BYTES_MAX
+    }
+
     /// Writes the label as one slot.
     ///
     /// # Panics
-    /// If `bytes` is shorter than a slot, or the paths are too long; callers check the paths.
+    /// If `bytes` is shorter than a slot, or the paths do not fit; callers check that.
     pub fn print(&self, bytes: &mut [u8]) {
         let path = self.other.as_os_str().as_bytes();
         let joining = self.joining.as_ref().map(|it| it.path.as_os_str().as_bytes());
         let joining_len = joining.map_or(0, <[u8]>::len);
-        assert!(path.len() + joining_len <= PATH_BYTES_MAX, "the path is too long");
+        assert!(self.fits(), "the paths are too long");
         let bytes = &mut bytes[..SLOT_BYTES];
         bytes.fill(0);
         put_u32(bytes, 20, self.number as u32);

@@ -2,8 +2,9 @@
 //! a copy which has joined.
 //!
 //! The thread runs while a copy is resyncing. It copies a piece, then pauses as long as the rate
-//! limit wants. It ends when the copy is good, has failed or was detached, or the pool is closed:
-//! the next opening continues.
+//! limit wants. Before a copy replaces one of two good ones, the thread repairs these from each
+//! other: that one may have the only intact version of a block. It ends when no copy is resyncing,
+//! or the pool is closed: the next opening continues.
 //!
 //! ```text
 //!           start, or another copy joins             the resync has ended
@@ -27,12 +28,17 @@ use blockyard_store::{Mirror, SegmentStore, StoreError, StoreLocation as _};
 use crate::error::VolumeError;
 use crate::pool::Pool;
 use crate::running::Running;
+use crate::verify::{Report, Verifier};
 
 /// How long the thread waits for a write of a client to the range that is next.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Longest sleep before the thread looks whether it is to stop, or whether the rate has changed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How long the thread waits after an error of the last good copy, which keeps the pool from
+/// recording the state of the new one.
+const RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The thread that resyncs a copy, and its settings.
 #[derive(Debug, Default)]
@@ -46,6 +52,9 @@ pub(crate) struct Background {
 struct ResyncControl {
     is_stopping: AtomicBool,
     is_paused: AtomicBool,
+    /// Whether the thread looks for a copy that is resyncing. It finds none and clears this, or a
+    /// copy joins and this is set, never both at once.
+    is_running: Mutex<bool>,
     /// Bytes per second; 0 for no limit.
     rate: AtomicU64,
     /// When the thread began, and the bytes that were equal then.
@@ -63,7 +72,8 @@ pub struct ResyncProgress {
     pub total_bytes: u64,
     /// Bytes that were written because they differed, since the pool was opened.
     pub written_bytes: u64,
-    /// The mean rate since the pool was opened or the copy joined, in bytes per second.
+    /// The mean rate since the pool was opened, the copy joined, or the last pause ended, in bytes
+    /// per second.
     pub rate_bytes: u64,
     /// The limit, in bytes per second; 0 for none.
     pub limit_bytes: u64,
@@ -85,9 +95,9 @@ impl ResyncControl {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Pauses after a piece of this length that took `took`, as the rate limit wants. Returns
-    /// whether to continue.
-    fn keep(&self, bytes: u64, took: Duration) -> bool {
+    /// Pauses after a piece of this length that took `took`, as the rate limit wants. Ends early if
+    /// the copy is not `wanted` any more.
+    fn keep(&self, bytes: u64, took: Duration, wanted: &dyn Fn() -> bool) {
         let began = Instant::now();
         loop {
             let rate = self.rate.load(Ordering::Relaxed);
@@ -97,11 +107,23 @@ impl ResyncControl {
             };
             let left = due.saturating_sub(took + began.elapsed());
             let is_paused = self.is_paused.load(Ordering::Relaxed);
-            if self.is_stopping() || (left.is_zero() && !is_paused) {
-                return !self.is_stopping();
+            if self.is_stopping() || !wanted() || (left.is_zero() && !is_paused) {
+                return;
             }
             std::thread::sleep(if is_paused { LOOK_INTERVAL } else { left.min(LOOK_INTERVAL) });
         }
+    }
+
+    /// Sleeps, unless the thread is to stop or the copy is not `wanted` any more.
+    fn sleep(&self, time: Duration, wanted: &dyn Fn() -> bool) {
+        let until = Instant::now() + time;
+        while !self.is_stopping() && wanted() && Instant::now() < until {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    fn is_running(&self) -> MutexGuard<'_, bool> {
+        self.is_running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn began(&self) -> MutexGuard<'_, Option<(Instant, u64)>> {
@@ -124,39 +146,94 @@ impl Background {
     }
 }
 
-/// Resyncs a copy until that has ended, or the pool is closed.
-fn run<S: SegmentStore>(
-    pool: &Pool<Mirror<S>>,
-    mut resync: Resync<S>,
-    control: &ResyncControl,
-) -> Result<(), StoreError> {
-    loop {
-        let began = Instant::now();
-        let step = resync.step(&pool.segments().files())?;
-        let goes_on = match step {
-            Resynced::Bytes(bytes) => {
-                if control.began().is_none() {
-                    let done = pool.segments().directory().resync_status();
-                    let done = done.map_or(0, |status| status.done_bytes);
-                    *control.began() = Some((began, done));
-                }
-                control.keep(bytes, began.elapsed())
-            }
-            Resynced::InFlight => {
-                control.keep(0, Duration::ZERO) && {
-                    std::thread::sleep(IN_FLIGHT_PAUSE);
-                    true
-                }
-            }
-            Resynced::Complete => {
-                pool.segments().renew();
-                false
-            }
-            Resynced::Ended => false,
+/// Resyncs copies until none is resyncing, or the pool is closed.
+fn run<S: SegmentStore>(pool: &Pool<Mirror<S>>, control: &ResyncControl) {
+    while !control.is_stopping() {
+        let mut is_running = control.is_running();
+        let Some(mut resync) = pool.segments().directory().resync_in_background() else {
+            *is_running = false;
+            return;
         };
-        if !goes_on {
-            return Ok(());
+        drop(is_running);
+        *control.began() = None;
+        while !control.is_stopping() {
+            match step(pool, &mut resync, control) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    let title = pool.segments().directory().title();
+                    tracing::error!("{title}: {error}; trying again in a minute");
+                    control.sleep(RETRY_PAUSE, &|| resync.is_wanted());
+                }
+            }
         }
+    }
+}
+
+/// Copies a piece. Returns whether the copy is still resyncing.
+fn step<S: SegmentStore>(
+    pool: &Pool<Mirror<S>>,
+    resync: &mut Resync<S>,
+    control: &ResyncControl,
+) -> Result<bool, StoreError> {
+    let began = Instant::now();
+    match resync.step(&pool.segments().files())? {
+        Resynced::Bytes(bytes) => {
+            let done = pool.segments().directory().resync_status();
+            let done = done.map_or(0, |status| status.done_bytes);
+            control.began().get_or_insert((began, done));
+            control.keep(bytes, began.elapsed(), &|| resync.is_wanted());
+        }
+        Resynced::InFlight => {
+            std::thread::sleep(IN_FLIGHT_PAUSE);
+            control.keep(0, Duration::ZERO, &|| resync.is_wanted());
+        }
+        Resynced::Copied => repair_all(pool, &mut |bytes, took| {
+            control.keep(bytes, took, &|| resync.is_wanted());
+            resync.is_wanted() && !control.is_stopping()
+        }),
+        Resynced::Complete => {
+            pool.segments().renew();
+            return Ok(false);
+        }
+        Resynced::Ended => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Reads all blocks and map pages of a pool in use, and repairs those that are damaged in one copy
+/// and intact in another. `keep` gets the bytes that were read and the time that took, and returns
+/// whether to continue.
+fn repair_all<S: SegmentStore>(
+    pool: &Pool<Mirror<S>>,
+    keep: &mut dyn FnMut(u64, Duration) -> bool,
+) {
+    let mut verifier = Verifier::new(pool.segments(), true);
+    let (mut at, mut began) = (0, Instant::now());
+    for meta in pool.list() {
+        // The volume may have been removed meanwhile.
+        let Ok(live) = pool.find(&meta.name) else { continue };
+        let (frozen, meta) = (live.map.freeze(), live.meta.clone());
+        drop(live);
+        let now = || pool.volumes().by_id.get(&meta.id).cloned();
+        let goes_on = verifier.volume(meta.block_bytes, (&frozen, 0), &now, &mut |step| {
+            let bytes = step.bytes - std::mem::replace(&mut at, step.bytes);
+            let goes_on = keep(bytes, began.elapsed());
+            began = Instant::now();
+            goes_on
+        });
+        if !goes_on {
+            return;
+        }
+    }
+    pool.segments().log_repairs();
+    let Report { repaired, damaged, .. } = verifier.report;
+    if repaired > 0 || damaged > 0 {
+        let title = pool.segments().directory().title();
+        tracing::warn!(
+            "{title}: before a copy is replaced: repaired {repaired} blocks and pages; {damaged} \
+             are damaged in each copy"
+        );
     }
 }
 
@@ -168,25 +245,21 @@ impl<S: SegmentStore> Running<Mirror<S>> {
     pub fn start_resync(&self) -> Result<(), VolumeError> {
         let Background { thread, control } = self.background();
         let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = thread.take() {
-            if !before.is_finished() {
-                *thread = Some(before);
-                return Ok(());
-            }
-            _ = before.join();
-        }
-        let Some(resync) = self.pool().segments().directory().resync_in_background() else {
+        let mut is_running = control.is_running();
+        let is_there = thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        let is_wanted = self.pool().segments().directory().resync_status().is_some();
+        if !is_wanted || *is_running && is_there {
             return Ok(());
-        };
-        *control.began() = None;
-        let (pool, control) = (Arc::clone(self.pool()), Arc::clone(control));
-        let run = move || {
-            if let Err(error) = run(&pool, resync, &control) {
-                tracing::error!("{}: {error}", pool.segments().directory().title());
-            }
-        };
+        }
+        let before = thread.take();
+        let (pool, shared) = (Arc::clone(self.pool()), Arc::clone(control));
+        let run = move || run(&pool, &shared);
         let started = std::thread::Builder::new().name("volume-resync".to_owned()).spawn(run);
         *thread = Some(started.map_err(VolumeError::io("cannot start the thread of a resync"))?);
+        *is_running = true;
+        drop(is_running);
+        // That one has found no copy to resync, and ends.
+        _ = before.map(JoinHandle::join);
         Ok(())
     }
 
@@ -220,9 +293,13 @@ impl<S: SegmentStore> Running<Mirror<S>> {
         self.background().control.rate.store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// Pauses the resync, or lets it continue. An opening of the pool ends the pause.
+    /// Pauses the resync, or lets it continue. An opening of the pool, and a copy that joins, ends
+    /// the pause.
     pub fn pause_resync(&self, is_paused: bool) {
-        self.background().control.is_paused.store(is_paused, Ordering::Relaxed);
+        let control = &self.background().control;
+        control.is_paused.store(is_paused, Ordering::Relaxed);
+        // The mean rate is that since the pause.
+        *control.began() = None;
     }
 
     /// Removes the copy at a path from the pool.
@@ -253,9 +330,10 @@ impl Running {
         let segments = self.pool().segments();
         let mirror = segments.directory();
         mirror.check_join(new, replaces)?;
-        let used_bytes = segments.counts().all as u64 * u64::from(segments.bytes());
+        let bytes = |count: usize| (count as u64).saturating_mul(u64::from(segments.bytes()));
+        let (used_bytes, count_max) = (bytes(segments.counts().all), segments.count_max());
         let kind = self.pool().options().store;
-        let given = locations::take_new(mirror, new, consent, kind, used_bytes)?;
+        let given = locations::take_new(mirror, new, consent, kind, used_bytes, count_max)?;
         let path = given.path.clone();
         mirror.join(given, replaces)?;
         // A configuration names the old copy until it is changed.
@@ -263,6 +341,7 @@ impl Running {
             self.add_left(old.canonicalize().unwrap_or_else(|_| old.to_owned()));
         }
         self.add_place(path);
+        self.pause_resync(false);
         self.start_resync()
     }
 }

@@ -128,7 +128,14 @@ fn by_former_path(given: &PoolPaths) -> Option<Arc<Running>> {
         })
     };
     let at = open.iter().position(is_former)?;
-    Some(open.swap_remove(at))
+    let found = open.swap_remove(at);
+    tracing::warn!(
+        "`{}` is no copy of the pool any more that was there; opening that pool, `{}`. Change the \
+         configuration; after a restart a new pool can be made there",
+        given.path.display(),
+        found.path().display()
+    );
+    Some(found)
 }
 
 /// Removes directories that are empty.
@@ -217,6 +224,10 @@ impl Running {
         }
         running.forget_all();
         opening.done(&running);
+        // Also the copies that only labels name.
+        for path in running.pool.segments().directory().paths() {
+            running.add_place(path);
+        }
         running.start_resync()?;
         Ok(running)
     }
@@ -360,6 +371,11 @@ impl<D: SegmentStore> Running<D> {
     pub(crate) fn add_left(&self, path: PathBuf) {
         self.add_former(vec![path.clone()]);
         self.left.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    }
+
+    /// The paths of copies that do not belong to the pool any more.
+    pub fn former_paths(&self) -> Vec<PathBuf> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Remembers the paths of copies that do not belong to the pool any more.

@@ -498,6 +498,11 @@ impl<D: SegmentStore> Segments<D> {
         self.table().rest = u64::from(bytes) / PAGE_BYTES as u64;
     }
 
+    /// The number of segments to which the pool may grow.
+    pub fn count_max(&self) -> usize {
+        self.table().count_max
+    }
+
     /// The current files.
     pub fn files(&self) -> Arc<Files<D::File>> {
         self.files.get()

@@ -10,7 +10,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
 use super::members::{FIRST_SLOTS, Member, Members, detached};
-use super::resync::ResyncProgress;
+use super::resync::{ResyncProgress, make_superblock};
 use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
@@ -304,7 +304,7 @@ impl<D: SegmentStore> Mirror<D> {
         let mirror = Mirror::single(directory, path);
         let mut state = mirror.0.state();
         (state.has_labels, state.set) = (true, label.set);
-        state.generation = label.generation;
+        (state.generation, state.opened_generation) = (label.generation, label.generation);
         state.pending = label.joining.filter(|_| terms != Terms::ReadOnly);
         drop(state);
         Ok(mirror)
@@ -325,6 +325,11 @@ impl<D: SegmentStore> Mirror<D> {
         let found = open(&joining.path).and_then(|directory| {
             let label = read_label(&directory)?;
             let label = label.filter(|(label, _)| label.set == joining.set);
+            if label.as_ref().is_some_and(|(label, _)| !label.is_good()) {
+                let doing =
+                    format!("cannot make `{}/{}`", joining.path.display(), superblock::FILE);
+                make_superblock(&directory).map_err(StoreError::io(doing))?;
+            }
             Ok((directory, label.map(|(label, _)| label)))
         });
         let why = match found {
@@ -333,7 +338,11 @@ impl<D: SegmentStore> Mirror<D> {
                 let path = joining.path.display().to_string();
                 return Err(CopiesError::Changed { path }.into());
             }
-            Ok((directory, Some(Label { number, cursor: Some(cursor), .. }))) => {
+            Ok((directory, Some(Label { number, generation, cursor: Some(cursor), .. }))) => {
+                // Invariant 7.
+                let is_valid = generation == state.opened_generation
+                    && members.good().all(|it| is_no_newer(&directory, it.directory()));
+                let cursor = if is_valid { cursor } else { 0 };
                 let given = NamedCopy { directory: Some(directory), path: joining.path };
                 let replaced = members.pair().find(|it| it.number == number);
                 let replaced = replaced.or_else(|| members.pair().next());
@@ -344,7 +353,14 @@ impl<D: SegmentStore> Mirror<D> {
                 (state.joining_set, state.cursor) = (joining.set, cursor);
                 state.next_slot += 1;
                 _ = self.0.is_several.set(());
-                self.0.members.update(|members| members.with(new));
+                let joined = members.with(new.clone());
+                if generation != state.generation
+                    && let Err(error) = self.0.record(&state, &joined, &new, Some(cursor))
+                {
+                    // The next opening finds another generation: the cursor is void.
+                    tracing::warn!("{}: {error}", new.side.title);
+                }
+                self.0.members.update(|_| joined);
                 return Ok(());
             }
             Ok(_) => "it is not the copy that was joining".to_owned(),
@@ -373,6 +389,7 @@ impl<D: SegmentStore> Mirror<D> {
             has_labels: true,
             set: label.set,
             generation: label.generation,
+            opened_generation: label.generation,
             pending: label.joining.clone().filter(|_| writes),
             next_slot: FIRST_SLOTS,
             ..MirrorState::default()
@@ -424,11 +441,24 @@ impl<D: SegmentStore> Mirror<D> {
 
     /// Continues a resync that was interrupted: the copy `number` gets every write from now on, and
     /// segments below the cursor are equal.
-    fn resume(&self, number: usize, cursor: u64) {
+    fn resume(&self, number: usize, cursor: u64) -> Result<(), StoreError> {
+        let members = self.0.members();
+        let find = |number| members.find(number).expect("a pair has both numbers").directory();
+        let (source, target) = (find(1 - number), find(number));
         let mut state = self.0.state();
-        state.cursor = cursor;
+        // A source that was restored from a backup is older than the copy below the cursor.
+        state.cursor = if is_no_newer(target, source) { cursor } else { 0 };
         self.0.set_copy(&mut state, number, CopyState::Resyncing, None);
+        drop(state);
+        make_superblock(target).or_else(|error| self.fail_resync(number, &error))
     }
+}
+
+/// Whether the superblocks of a copy that is partly resynced are no newer than those of a good one.
+fn is_no_newer<D: SegmentStore>(partial: &D, good: &D) -> bool {
+    let slots = |directory: &D| superblocks(directory, &directory.title()).unwrap_or_default();
+    let compared = compare([&slots(partial), &slots(good)]);
+    matches!(compared, Superblocks::InStep | Superblocks::Older { copy: 0, .. })
 }
 
 /// Compares the superblocks of two copies whose labels say that both are good. `moved` says of each
@@ -559,7 +589,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             // Invariant 7: the copy has missed no write.
             let cursor = stale.cursor.filter(|_| stale.generation == ordered[good].generation);
             match cursor {
-                Some(cursor) if writes => mirror.resume(1 - good, cursor),
+                Some(cursor) if writes => mirror.resume(1 - good, cursor)?,
                 None if writes => mirror.resync(1 - good, verifier, progress)?,
                 _ => {}
             }
@@ -631,7 +661,7 @@ fn one<D: SegmentStore>(
         noted.map_err(StoreError::io(format!("cannot write `{path}/{FILE}`")))?;
         tracing::error!(
             "{path}: the other copy of the pool, `{missing}`, is missing: the pool continues with \
-             one copy. `blockyard volume attach {path} EMPTY` makes another one"
+             one copy. `blockyard pool attach {path} EMPTY` makes another one"
         );
     }
     Ok(mirror)

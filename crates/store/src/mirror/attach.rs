@@ -9,7 +9,7 @@ use super::assemble::{NamedCopy, Terms, has_pool, label_empty, newest, read_labe
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
-use crate::{Layout, SegmentStore, StoreLocation as _, no_pool};
+use crate::{Layout, SegmentStore, no_pool};
 
 /// Names that an empty directory may have: itself, the lock made just now, and what a file system
 /// brings along.
@@ -83,11 +83,15 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
 }
 
 /// Checks a directory or disk that is to become a copy of a pool in use, and sets the layout of the
-/// pool there.
+/// pool there. `count_max` is the number of segments to which the pool may grow.
 ///
 /// # Errors
 /// If it is not empty, or shorter than the pool.
-pub(super) fn check_new<D: SegmentStore>(mirror: &Mirror<D>, empty: &D) -> Result<(), StoreError> {
+pub(super) fn check_new<D: SegmentStore>(
+    mirror: &Mirror<D>,
+    empty: &D,
+    count_max: usize,
+) -> Result<(), StoreError> {
     let title = empty.title();
     if let Some((label, _)) = read_label(empty)? {
         let what = match label.is_detached() {
@@ -101,14 +105,14 @@ pub(super) fn check_new<D: SegmentStore>(mirror: &Mirror<D>, empty: &D) -> Resul
     check_empty(empty, &title)?;
     let layout = mirror.0.layout()?;
     empty.set_layout(layout, false)?;
-    let (wanted, found) = (mirror.segments_max(), empty.segments_max());
+    let (wanted, found) = (count_max, empty.segments_max());
     if found >= wanted {
         return Ok(());
     }
     let bytes = layout.segment_bytes;
     let value = format!("{title}, with space for {found} segments of {bytes} bytes");
     let wanted = format!("space for {wanted}, as the pool has: a disk that is as long");
-    Err(StoreError::Invalid { field: "NEW", value, wanted })
+    Err(StoreError::Invalid { field: "new", value, wanted })
 }
 
 /// The label of a pool that may get a second copy; `None` if it never had one.

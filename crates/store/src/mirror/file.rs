@@ -3,12 +3,12 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockyard_volume_format::superblock;
 
 use super::members::{CopyResults, FIRST_SLOTS, Member, SLOTS};
-use super::resync::read_units;
 use super::{CopyState, Shared};
 use crate::buffer::{ALIGN, Buffer};
 use crate::file::is_short;
@@ -57,11 +57,26 @@ impl<F> Sides<F> {
 
 /// The ranges of a file that are being written.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Writes(Arc<Mutex<Vec<Range<u64>>>>);
+pub(super) struct Writes(Arc<(Mutex<Vec<Range<u64>>>, AtomicUsize)>);
 
 impl Writes {
     fn lock(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let (ranges, waiting) = &*self.0;
+        if let Ok(ranges) = ranges.try_lock() {
+            return ranges;
+        }
+        // Relaxed, here and below: the number publishes nothing but itself.
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let ranges = ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.fetch_sub(1, Ordering::Relaxed);
+        ranges
+    }
+
+    /// Locks, unless another thread waits: a thread that locks again and again would keep that one
+    /// out.
+    fn lock_after_others(&self) -> Option<MutexGuard<'_, Vec<Range<u64>>>> {
+        let is_awaited = self.0.1.load(Ordering::Relaxed) > 0;
+        (!is_awaited).then(|| self.lock())
     }
 }
 
@@ -125,14 +140,18 @@ impl<D: SegmentStore> MirrorFile<D> {
         self.sides.set(slot, Arc::new(file));
     }
 
-    /// The file in a copy that is written. This instance may have been opened before the copy
-    /// joined, or before that one got the file.
-    pub(super) fn written_side(&self, member: &Member<D>) -> Option<&Arc<D::File>> {
-        if self.side(member.slot).is_none() {
-            let file = member.directory().open(&self.name).ok().flatten()?;
+    /// The file in a copy that is written, if that one has it. This instance may have been opened
+    /// before the copy joined, or before that one got the file.
+    ///
+    /// # Errors
+    /// If the file cannot be opened.
+    pub(super) fn written_side(&self, member: &Member<D>) -> io::Result<Option<&Arc<D::File>>> {
+        if self.side(member.slot).is_none()
+            && let Some(file) = member.directory().open(&self.name)?
+        {
             self.sides.set(member.slot, Arc::new(file));
         }
-        self.side(member.slot)
+        Ok(self.side(member.slot))
     }
 
     /// Registers a write; see [`MirrorFile::end`].
@@ -155,56 +174,87 @@ impl<D: SegmentStore> MirrorFile<D> {
         let members = self.shared.members();
         let mut results = CopyResults::default();
         for member in members.written() {
-            if let Some(file) = self.written_side(member) {
-                results.add(member, what(file));
+            match self.written_side(member) {
+                Ok(Some(file)) => results.add(member, what(file)),
+                Ok(None) => {}
+                Err(error) => results.add(member, Err(error)),
             }
         }
         self.shared.combine(results)
     }
 
     /// Makes a range of the copy in `slot` equal to a good copy. Returns the bytes that were
-    /// written and the units that no good copy could read; `None` if the range is being written.
+    /// written and the units that no good copy could read; `None` if the range is being written, or
+    /// a write waits. `check` examines a good copy before its data are used.
     ///
     /// # Errors
-    /// If the copy cannot be written, or `check` refuses: it examines the good copies before
-    /// anything is written, and if nothing can be read.
+    /// If the copy cannot be written, or `check` refuses each good copy.
     pub(super) fn resync(
         &self,
         slot: usize,
         range: Range<u64>,
         (want, have): (&mut Buffer, &mut Buffer),
-        check: &dyn Fn() -> io::Result<()>,
+        check: &dyn Fn(&Member<D>) -> io::Result<()>,
     ) -> io::Result<Option<(u64, u64)>> {
         let Some(target) = self.side(slot) else { return Err(io::ErrorKind::NotFound.into()) };
-        // No write begins while this is locked.
-        let writing = self.writing.lock();
+        // No write begins while this is locked. A write that waits comes first.
+        let Some(writing) = self.writing.lock_after_others() else { return Ok(None) };
         if is_written(&writing, &range) {
             return Ok(None);
         }
         let len = (range.end - range.start) as usize;
         let (want, have) = (&mut want[..len], &mut have[..len]);
         let members = self.shared.members();
-        let good = || members.good().filter_map(|it| self.side(it.slot));
-        let mut unread = Vec::new();
-        if !good().any(|file| file.read_at(range.start, want).is_ok()) {
-            let first = good().next().ok_or_else(|| io::Error::other("no copy is left"))?;
-            unread = read_units(&**first, range.start, want);
-        }
-        if unread.len() == len.div_ceil(ALIGN) {
-            check()?;
-        }
+        let good = || members.good().filter_map(|it| Some((it, self.side(it.slot)?)));
         let all = target.read_at(range.start, have).is_err();
-        if !all && want == have {
-            return Ok(Some((0, unread.len() as u64)));
+        let mut unread: Vec<usize> = (0..len.div_ceil(ALIGN)).collect();
+        let mut refused = None;
+        for (member, file) in good() {
+            if file.read_at(range.start, want).is_err() {
+                continue;
+            }
+            if !all && want == have {
+                return Ok(Some((0, 0)));
+            }
+            match check(member) {
+                Ok(()) => {
+                    unread.clear();
+                    break;
+                }
+                Err(error) => _ = refused.get_or_insert(error),
+            }
         }
-        check()?;
-        let mut written = 0;
-        for (index, unit) in want.chunks(ALIGN).enumerate() {
-            let offset = index * ALIGN;
-            let differs = all || have[offset..offset + unit.len()] != *unit;
-            if differs && !unread.contains(&index) {
-                target.write_at(range.start + offset as u64, &[unit])?;
-                written += unit.len() as u64;
+        if !unread.is_empty() {
+            let mut is_alive = |member: &Member<D>| match check(member) {
+                Ok(()) => true,
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    false
+                }
+            };
+            let alive: Vec<_> = good().filter(|(member, _)| is_alive(member)).collect();
+            if alive.is_empty() {
+                return Err(refused.unwrap_or_else(|| io::Error::other("no copy is left")));
+            }
+            for (_, file) in alive {
+                unread.retain(|index| {
+                    let unit = index * ALIGN..len.min((index + 1) * ALIGN);
+                    file.read_at(range.start + unit.start as u64, &mut want[unit]).is_err()
+                });
+            }
+        }
+        let units = want.chunks(ALIGN).zip(have.chunks(ALIGN)).enumerate();
+        let differs = |(index, (want, have)): (usize, (&[u8], &[u8]))| {
+            (all || want != have) && !unread.contains(&index)
+        };
+        let differing: Vec<bool> = units.map(differs).collect();
+        let (mut at, mut written) = (0, 0);
+        for run in differing.chunk_by(|one, next| one == next) {
+            let bytes = at * ALIGN..len.min((at + run.len()) * ALIGN);
+            at += run.len();
+            if run[0] {
+                written += bytes.len() as u64;
+                target.write_at(range.start + bytes.start as u64, &[&want[bytes]])?;
             }
         }
         Ok(Some((written, unread.len() as u64)))
@@ -256,9 +306,9 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
     fn pin(&self) -> io::Result<Pin> {
         let mut all = Pin::default();
         let members = self.shared.members();
-        for file in members.written().filter_map(|member| self.written_side(member)) {
-            match file.pin() {
-                Ok(pin) => all.join(pin),
+        for member in members.written() {
+            match self.written_side(member).and_then(|file| file.map(|it| it.pin()).transpose()) {
+                Ok(pin) => pin.into_iter().for_each(|pin| all.join(pin)),
                 Err(error) if is_short(&error) => return Err(error),
                 Err(_) => {}
             }

@@ -368,7 +368,7 @@ fn same_kind(path: &Path, second: &Path, field: &'static str) -> Result<(), Stor
 
 /// Locks an empty directory or an empty disk, which is to become a copy of a pool that is in use,
 /// and examines it. With `consent`, other data on a disk are overwritten. `used_bytes` is the
-/// length of the segments that the pool has.
+/// length of the segments that the pool has, and `count_max` their number to which it may grow.
 ///
 /// # Errors
 /// If it is in use, not empty, too small, or of another kind than the copies of the pool.
@@ -378,10 +378,11 @@ pub fn take_new(
     consent: bool,
     kind: StoreKind,
     used_bytes: u64,
+    count_max: usize,
 ) -> Result<NamedCopy<PoolStore>, StoreError> {
     let invalid = |wanted: String| {
         let value = new.display().to_string();
-        Err(StoreError::Invalid { field: "NEW", value, wanted })
+        Err(StoreError::Invalid { field: "new", value, wanted })
     };
     if !has_location(new)? {
         let value = new.display();
@@ -396,10 +397,10 @@ pub fn take_new(
     if is_copy {
         return invalid("a path that is no copy of this pool yet".to_owned());
     }
-    same_kind(&mirror.path(), &real, "NEW")?;
+    same_kind(&mirror.path(), &real, "new")?;
     let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
     let store = PoolStore::take_for(&real, purpose)?.with(kind)?;
-    attach::check_new(mirror, &store)?;
+    attach::check_new(mirror, &store, count_max)?;
     let growth = store.growth_bytes();
     if growth < used_bytes {
         let found = Bytes(growth);

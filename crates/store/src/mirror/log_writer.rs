@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -20,8 +21,10 @@ struct MirrorBatch<D: SegmentStore> {
     range: Range<u64>,
     /// The copies to which it is written.
     targets: GoodCopies,
-    /// Those of them that were good.
+    /// The copies that were good.
     good: GoodCopies,
+    /// The copies in which the file could not be opened, by slot.
+    unopened: Vec<(usize, io::Error)>,
 }
 
 /// The wakers of the log writers, by slot.
@@ -129,12 +132,20 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         file.begin(range.clone());
         let members = Arc::clone(self.members.get());
         let written = members.written_slots();
-        if written.numbers().any(|slot| !self.has(slot)) {
+        let is_gone = |slot| self.has(slot) && members.find(slot).is_none();
+        if written.numbers().any(|slot| !self.has(slot)) || (0..SLOTS).any(is_gone) {
             self.renew(&members);
         }
-        let targets = members.written().filter(|it| file.written_side(it).is_some());
-        let targets = GoodCopies::of(targets.map(|it| it.slot));
-        let good = targets.filter(|slot| members.good_slots().has(slot));
+        let mut unopened = Vec::new();
+        let targets =
+            GoodCopies::of(members.written().filter_map(|it| match file.written_side(it) {
+                Ok(side) => side.map(|_| it.slot),
+                Err(error) => {
+                    unopened.push((it.slot, error));
+                    None
+                }
+            }));
+        let good = members.good_slots();
         let mut rest = targets.numbers();
         let first = rest.next();
         for slot in rest {
@@ -148,7 +159,8 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         {
             log_writer.begin(file, offset, write_batch, durability);
         }
-        self.in_flight.push_back(MirrorBatch { file: Arc::clone(file), range, targets, good });
+        let file = Arc::clone(file);
+        self.in_flight.push_back(MirrorBatch { file, range, targets, good, unopened });
     }
 
     fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
@@ -160,8 +172,11 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
     }
 
     fn end(&mut self) -> Option<Ended> {
-        let MirrorBatch { file, range, targets, good } = self.in_flight.pop_front()?;
+        let MirrorBatch { file, range, targets, good, unopened } = self.in_flight.pop_front()?;
         let mut results = CopyResults::default();
+        for (slot, error) in unopened {
+            results.add_slot(slot, good.has(slot), Err(error));
+        }
         let mut write_batch = None;
         let first = targets.numbers().next();
         for slot in targets.numbers() {

@@ -79,6 +79,12 @@ pub(super) struct Members<D> {
     written: GoodCopies,
 }
 
+impl<D> Clone for Members<D> {
+    fn clone(&self) -> Members<D> {
+        Members { list: self.list.clone(), ..*self }
+    }
+}
+
 impl<D> Members<D> {
     pub(super) fn new(list: Vec<Member<D>>) -> Members<D> {
         let slots = |is: &dyn Fn(CopyState) -> bool| {

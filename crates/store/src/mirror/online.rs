@@ -23,7 +23,7 @@
 //! | resync | of the new one: the cursor, after the segments below it are durable | the same |
 //! | it fails | of the good copies: a higher generation, or none joins | the cursor is void |
 //! | finish | of the good copies: the new one is good | the cursor is void: resyncs all of it |
-//! | finish | of the new one: good; its other copy is the replaced one, if that was the only one | both are good, or it has replaced that one |
+//! | finish | of the new one: good; if it replaces the only copy, that one is the other | both are good; or it has replaced that one |
 //! | detach, replaced | of the good copies: they do not know the old one | the old one is foreign, or stale |
 //! | detach, replaced | of the old one: no copy is good | it was detached |
 //!
@@ -38,7 +38,7 @@ use blockyard_volume_format::superblock;
 
 use super::assemble::{NamedCopy, newest};
 use super::members::{Member, Members, SLOTS, detached};
-use super::resync::check_alive;
+use super::resync::{SUPERBLOCK_BYTES, check_alive, make_superblock};
 use super::{CopyState, Mirror, MirrorFile, MirrorState, Shared, write_label};
 use crate::buffer::{Buffer, Memory};
 use crate::error::{CopiesError, StoreError};
@@ -72,6 +72,12 @@ impl ResyncState {
     fn lock(&self) -> MutexGuard<'_, ResyncStatus> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Bytes that are still to be copied.
+    pub(super) fn left_bytes(&self) -> u64 {
+        let status = self.lock();
+        status.total_bytes.saturating_sub(status.done_bytes)
+    }
 }
 
 /// What a step of a resync has done.
@@ -81,6 +87,9 @@ pub enum Resynced {
     Bytes(u64),
     /// The next range is being written by a client: try again soon.
     InFlight,
+    /// All segments are equal, and the copy replaces one of several good copies, which may have the
+    /// only intact version of a block. The caller repairs the others from it before the next step.
+    Copied,
     /// The copy is good.
     Complete,
     /// The copy has failed, or was detached.
@@ -99,10 +108,8 @@ pub struct Resync<D: SegmentStore> {
     cursor_bytes: u64,
     /// Bytes since it last became.
     unrecorded: u64,
-    /// Whether the superblock's file is there.
-    is_prepared: bool,
-    /// Whether the segment was written since it was synced.
-    is_unsynced: bool,
+    /// Whether [`Resynced::Copied`] was returned, if that is to be.
+    is_repaired: bool,
     want: Buffer,
     have: Buffer,
 }
@@ -120,8 +127,7 @@ impl<D: SegmentStore> Mirror<D> {
             offset: 0,
             cursor_bytes: CURSOR_BYTES,
             unrecorded: 0,
-            is_prepared: false,
-            is_unsynced: false,
+            is_repaired: false,
             want: memory.take_beyond(CHUNK_BYTES),
             have: memory.take_beyond(CHUNK_BYTES),
         })
@@ -182,7 +188,9 @@ impl<D: SegmentStore> Mirror<D> {
         state.next_slot = member.slot + 1;
         *shared.progress.lock() = ResyncStatus::default();
         _ = shared.is_several.set(());
-        shared.members.update(|_| new);
+        let failed = members.list().iter().filter(|it| new.find(it.slot).is_none());
+        shared.members.update(|_| new.clone());
+        failed.for_each(|it| _ = retire(&state, it, &new));
         tracing::info!("{title}: joins the pool `{}`; resyncing", self.good_titles());
         Ok(())
     }
@@ -302,14 +310,8 @@ fn find<'m, D>(members: &'m Members<D>, path: &Path) -> Result<&'m Member<D>, St
     found.ok_or_else(|| {
         let copies = members.list().iter().map(|it| format!("`{}`", it.side.title));
         let wanted = format!("a copy of the pool: {}", copies.collect::<Vec<_>>().join(", "));
-        StoreError::Invalid { field: "PATH", value: path.display().to_string(), wanted }
+        StoreError::Invalid { field: "copy", value: path.display().to_string(), wanted }
     })
-}
-
-/// Makes the superblock's file of a new copy, so that it gets every write from now on.
-fn make_superblock<D: SegmentStore>(directory: &D) -> io::Result<()> {
-    let bytes = superblock::SLOTS as usize * superblock::SLOT_BYTES;
-    crate::make(directory, superblock::FILE, bytes as u64).map(drop)
 }
 
 /// Records in the label of a copy that it does not belong to the pool any more. Returns whether the
@@ -375,27 +377,30 @@ impl<D: SegmentStore> Resync<D> {
         let member = members.find(self.slot).filter(|it| it.state == CopyState::Resyncing);
         let Some(member) = member else { return Ok(Resynced::Ended) };
         let doing = || format!("cannot resync `{}`", member.side.title);
+        // No valid cursor is beyond the end.
+        if self.segment > files.len() {
+            self.segment = 0;
+        }
         self.tell(files);
-        let stepped =
-            self.prepare(member.directory()).and_then(|()| match files.get(self.segment) {
-                Some(file) => self.copy(&members, member, file),
-                None => self.finish(member),
-            });
+        let is_one_of_several = member.replaces.is_some() && members.good().count() > 1;
+        let stepped = match files.get(self.segment) {
+            Some(file) => self.copy(member, file),
+            None if is_one_of_several && !self.is_repaired => {
+                self.is_repaired = true;
+                Ok(Resynced::Copied)
+            }
+            None => self.finish(member),
+        };
         stepped.or_else(|error| {
             let failed = self.mirror.0.mark_failed(self.slot, &error);
             failed.map(|()| Resynced::Ended).map_err(StoreError::io(doing()))
         })
     }
 
-    /// Makes the superblock's file, if the process was killed before that.
-    fn prepare(&mut self, directory: &D) -> io::Result<()> {
-        if !self.is_prepared {
-            if directory.open(superblock::FILE)?.is_none() {
-                make_superblock(directory)?;
-            }
-            self.is_prepared = true;
-        }
-        Ok(())
+    /// Whether the copy is still resyncing.
+    pub fn is_wanted(&self) -> bool {
+        let members = self.mirror.0.members();
+        members.find(self.slot).is_some_and(|it| it.state == CopyState::Resyncing)
     }
 
     /// Publishes the progress.
@@ -403,16 +408,11 @@ impl<D: SegmentStore> Resync<D> {
         let segment_bytes = files.first().and_then(|file| file.len().ok()).unwrap_or(0);
         let mut status = self.mirror.0.progress.lock();
         status.total_bytes = files.len() as u64 * segment_bytes;
-        let done = self.segment as u64 * segment_bytes + self.offset;
+        let done = (self.segment as u64).saturating_mul(segment_bytes) + self.offset;
         status.done_bytes = done.min(status.total_bytes);
     }
 
-    fn copy(
-        &mut self,
-        members: &Members<D>,
-        member: &Member<D>,
-        file: &Arc<MirrorFile<D>>,
-    ) -> io::Result<Resynced> {
+    fn copy(&mut self, member: &Member<D>, file: &Arc<MirrorFile<D>>) -> io::Result<Resynced> {
         let len = file.len()?;
         let target = member.directory();
         if file.side(self.slot).is_none() {
@@ -424,8 +424,7 @@ impl<D: SegmentStore> Resync<D> {
             file.add_side(self.slot, found);
         }
         let end = len.min(self.offset + CHUNK_BYTES as u64);
-        let source = members.good().next().ok_or_else(|| io::Error::other("no copy is left"))?;
-        let check = || check_alive(source.directory());
+        let check = |source: &Member<D>| check_alive(source.directory());
         let range = self.offset..end;
         let buffers = (&mut self.want, &mut self.have);
         let Some((written, unread)) = file.resync(self.slot, range.clone(), buffers, &check)?
@@ -442,7 +441,6 @@ impl<D: SegmentStore> Resync<D> {
             );
         }
         self.mirror.0.progress.lock().written_bytes += written;
-        self.is_unsynced |= written > 0;
         self.offset = end;
         if self.offset == len {
             self.end_segment(file, len)?;
@@ -452,9 +450,8 @@ impl<D: SegmentStore> Resync<D> {
 
     /// Makes a segment durable, and the cursor if enough was copied since.
     fn end_segment(&mut self, file: &Arc<MirrorFile<D>>, len: u64) -> io::Result<()> {
-        if std::mem::take(&mut self.is_unsynced)
-            && let Some(side) = file.side(self.slot)
-        {
+        // Also if nothing differed: a process that was killed may have written it, and not synced.
+        if let Some(side) = file.side(self.slot) {
             side.sync()?;
         }
         (self.segment, self.offset) = (self.segment + 1, 0);
@@ -478,11 +475,9 @@ impl<D: SegmentStore> Resync<D> {
     /// All segments are equal: makes the superblock so, and the copy good.
     fn finish(&mut self, member: &Member<D>) -> io::Result<Resynced> {
         let file = self.mirror.open(superblock::FILE)?.ok_or(io::ErrorKind::NotFound)?;
-        let members = self.mirror.0.members();
-        let source = members.good().next().ok_or_else(|| io::Error::other("no copy is left"))?;
-        let check = || check_alive(source.directory());
+        let check = |source: &Member<D>| check_alive(source.directory());
         let buffers = (&mut self.want, &mut self.have);
-        if file.resync(self.slot, 0..file.len()?, buffers, &check)?.is_none() {
+        if file.resync(self.slot, 0..SUPERBLOCK_BYTES, buffers, &check)?.is_none() {
             return Ok(Resynced::InFlight);
         }
         file.side(self.slot).ok_or(io::ErrorKind::NotFound)?.sync()?;
@@ -491,15 +486,25 @@ impl<D: SegmentStore> Resync<D> {
             StoreError::Io { source, .. } => source,
             error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
         })?;
-        self.mirror.0.finish(self.slot)?;
-        Ok(Resynced::Complete)
+        match self.mirror.0.finish(self.slot) {
+            Ok(()) => Ok(Resynced::Complete),
+            Err((slot, error)) if slot == self.slot => Err(error),
+            // Try again without the copy whose label cannot be written.
+            Err((slot, error)) => {
+                self.mirror.0.mark_failed(slot, &error)?;
+                Ok(Resynced::InFlight)
+            }
+        }
     }
 }
 
 impl<D: SegmentStore> Shared<D> {
     /// Makes a copy good whose resync is complete (invariant 3). It replaces another one if it was
     /// to do that.
-    fn finish(&self, slot: usize) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The slot of a copy whose label cannot be written.
+    fn finish(&self, slot: usize) -> Result<(), (usize, io::Error)> {
         let mut state = self.state();
         let members = self.members();
         let is_there = |it: &&Member<D>| it.state == CopyState::Resyncing;
@@ -513,7 +518,9 @@ impl<D: SegmentStore> Shared<D> {
         state.generation = state.generation.saturating_add(1);
         // First the labels of the others: if only these are written, the copy is stale again.
         let mut others = new.good().filter(|it| it.slot != slot);
-        let recorded = others.try_for_each(|it| self.record(&state, &new, it, None));
+        let recorded = others.try_for_each(|it| {
+            self.record(&state, &new, it, None).map_err(|error| (it.slot, error))
+        });
         let recorded = recorded.and_then(|()| {
             let Some(member) = new.find(slot) else { return Ok(()) };
             let mut label = new.label(&state, member, None);
@@ -521,7 +528,7 @@ impl<D: SegmentStore> Shared<D> {
             if let Some(replaced) = replaced.as_ref().filter(|_| new.list().len() == 1) {
                 label.other.clone_from(&replaced.side.path);
             }
-            write_label(member.directory(), &label)
+            write_label(member.directory(), &label).map_err(|error| (slot, error))
         });
         if let Err(error) = recorded {
             state.set = before;

@@ -70,8 +70,10 @@ impl<D: SegmentStore> MirrorReads<D> {
 
 impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
     fn begin(&mut self, token: u32, file: &Arc<MirrorFile<D>>, offset: u64, buffer: Buffer) {
-        let good = self.members.get().good_slots();
-        if good.numbers().any(|slot| !self.opened.has(slot)) {
+        let members = self.members.get();
+        let good = members.good_slots();
+        let is_gone = |slot| members.find(slot).is_none();
+        if good.numbers().any(|slot| !self.opened.has(slot)) || self.opened.numbers().any(is_gone) {
             self.renew();
         }
         let slot = good.numbers().find(|slot| file.side(*slot).is_some());

@@ -15,6 +15,9 @@ use crate::buffer::{ALIGN, Memory};
 use crate::error::StoreError;
 use crate::{Layout, SegmentStore, StoreFile};
 
+/// Bytes of the superblock's file.
+pub(super) const SUPERBLOCK_BYTES: u64 = superblock::SLOTS * superblock::SLOT_BYTES as u64;
+
 /// Bytes that are compared and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -37,6 +40,15 @@ pub(super) fn check_alive<D: SegmentStore>(directory: &D) -> io::Result<()> {
         StoreError::Io { source, .. } => source,
         error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
     })
+}
+
+/// Makes the superblock's file of a new copy, if it has none, so that it gets every write from now
+/// on.
+pub(super) fn make_superblock<D: SegmentStore>(directory: &D) -> io::Result<()> {
+    match directory.open(superblock::FILE)? {
+        Some(_) => Ok(()),
+        None => crate::make(directory, superblock::FILE, SUPERBLOCK_BYTES).map(drop),
+    }
 }
 
 /// Makes the file `to` equal to `from`, of the same length. Returns the number of bytes written.
@@ -90,7 +102,7 @@ fn copy_contents<F: StoreFile, T: StoreFile>(
 
 /// Reads a chunk of a file, unit by unit if it cannot be read as a whole. Returns the units that
 /// could not be read.
-pub(super) fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
+fn read_units<F: StoreFile>(file: &F, at: u64, into: &mut [u8]) -> Vec<usize> {
     if file.read_at(at, into).is_ok() {
         return Vec::new();
     }
@@ -284,7 +296,11 @@ impl<D: SegmentStore> Mirror<D> {
 
     /// Continues with the source alone, and records that in its label: whatever the label of the
     /// copy `number` says by now, that one is not good.
-    fn fail_resync(&self, number: usize, why: &dyn fmt::Display) -> Result<(), StoreError> {
+    pub(super) fn fail_resync(
+        &self,
+        number: usize,
+        why: &dyn fmt::Display,
+    ) -> Result<(), StoreError> {
         let [from, to] = self.ends(number);
         let (title, source_title) = (&to.side.title, &from.side.title);
         tracing::error!(

@@ -84,7 +84,7 @@ fn finish(fixture: &Fixture) {
     let Some(mut resync) = resync(fixture) else { return };
     loop {
         match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(_) | Resynced::InFlight => {}
+            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Copied => {}
             Resynced::Complete => return fixture.pool.segments().renew(),
             Resynced::Ended => panic!("the copy has failed"),
         }
@@ -99,7 +99,7 @@ fn resync_and_work(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::
             work(fixture, random, shape, 1);
         }
         match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(_) | Resynced::InFlight => {}
+            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Copied => {}
             Resynced::Complete => {
                 fixture.pool.segments().renew();
                 return true;
@@ -464,6 +464,71 @@ fn a_resync_continues_at_its_cursor() {
     check_alone(&found, &shape, &mut fixture);
 }
 
+/// Regression: a failed copy that another one replaced was not told so. A configuration that still
+/// named it did not open the pool.
+#[test]
+fn a_failed_copy_that_was_replaced_leads_to_the_pool() {
+    let mut random = Seed::from_env().rng(67_000);
+    let shape = shape_of(Case::Replace, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let first = store(&directory, &shape, USE).unwrap();
+    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let failed_writes = When::Only(1);
+    open_copy(&fixture, "b").set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: true }), Status::Ok);
+    let states = fixture.pool.segments().directory().copy_status();
+    assert_eq!(states[1].state, CopyState::Failed);
+    join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
+    finish(&fixture);
+    let wanted = fixture.contents();
+    drop(fixture);
+    assert!(label_of(&directory, &shape, "b").unwrap().is_detached());
+    let store = reopen(&directory, &shape, "b", USE).unwrap();
+    assert_eq!(Fixture::of(store, &directory, &shape).unwrap().contents(), wanted);
+}
+
+/// Regression: the cursor of a copy that joins was taken for valid by an opening of a copy that had
+/// failed meanwhile. Both had the identities that they expected, and different data.
+#[test]
+fn a_cursor_is_void_for_a_copy_that_failed_meanwhile() {
+    let mut random = Seed::from_env().rng(68_000);
+    let shape = shape_of(Case::Replace, &mut random);
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let first = store(&directory, &shape, USE).unwrap();
+    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    work(&mut fixture, &mut random, &shape, 20);
+    join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
+    let mut resync = resync(&fixture).unwrap();
+    for _ in 0..4 {
+        assert!(matches!(resync.step(&fixture.pool.segments().files()), Ok(Resynced::Bytes(_))));
+    }
+    let failed_writes = When::Only(1);
+    open_copy(&fixture, "b").set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
+    let generation = |path| label_of(&directory, &shape, path).unwrap().generation;
+    let before = generation("a");
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: true }), Status::Ok);
+    assert!(generation("a") > before && generation("c") == generation("a"));
+    assert!(label_of(&directory, &shape, "c").unwrap().cursor > Some(0));
+    // The other copy is lost.
+    let found = directory.medium().kill();
+    let missing = NamedCopy { directory: None, path: "a".into() };
+    let terms = Terms::Use { degraded: true };
+    let store = Mirror::assemble([missing, named(&found, &shape, "b")], terms, &PoolVerifier);
+    let store = store.unwrap();
+    store.resume_joining(|path| Ok(copy(&found, &shape, path.to_str().unwrap()))).unwrap();
+    let mut fixture = Fixture::of(store, &found, &shape).unwrap();
+    let (wanted, segments) = (fixture.contents(), fixture.pool.segments().files().len() as u64);
+    let mut resync = self::resync(&fixture).unwrap();
+    let mut compared = 0;
+    while let Resynced::Bytes(bytes) = resync.step(&fixture.pool.segments().files()).unwrap() {
+        compared += bytes;
+    }
+    assert_eq!(compared, segments * u64::from(fixture.pool.segments().bytes()));
+    assert_eq!(fixture.contents(), wanted);
+}
+
 /// Why copies are refused.
 #[test]
 fn copies_that_cannot_join_or_leave_are_refused() {
@@ -487,6 +552,11 @@ fn copies_that_cannot_join_or_leave_are_refused() {
     let error = detach("a").unwrap_err().to_string();
     assert!(error.contains("`c` is resyncing"), "{error}");
     detach("c").unwrap();
+    // A label has no space for this path.
+    let given = copy(&directory, &shape, "c");
+    let given = NamedCopy { directory: Some(given), path: "x".repeat(4000).into() };
+    let error = mirror.join(given, Some("b".as_ref())).unwrap_err().to_string();
+    assert!(error.contains("have more than 4000 bytes"), "{error}");
     detach("b").unwrap();
     let error = detach("a").unwrap_err().to_string();
     assert!(error.contains("last good copy"), "{error}");

@@ -1,6 +1,7 @@
 //! Copies join and leave a pool on real files that is in use.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ fn copies_in_directories_join_and_leave_while_a_client_writes() {
     let error = refused(&running, &other, None);
     assert!(error.contains("it holds a pool"), "{error}");
     let error = refused(&running, &place.path().join("none"), None);
-    assert!(error.starts_with("invalid NEW") && error.contains("mkdir"), "{error}");
+    assert!(error.starts_with("invalid new") && error.contains("mkdir"), "{error}");
     let error = refused(&running, &a, None);
     assert!(error.contains("a path that is no copy of this pool yet"), "{error}");
     let error = running.detach(&a).unwrap_err().to_string();
@@ -157,24 +158,80 @@ fn a_pool_grows_when_its_disk_is_replaced_by_a_larger_one() {
 #[test]
 fn a_resync_is_limited_paused_and_continued_by_an_opening() {
     let place = place("replace-rate");
-    let [a, b] = ["a", "b"].map(|name| directory(&place, name));
+    let [a, b, c] = ["a", "b", "c"].map(|name| directory(&place, name));
     let volume = open(&a);
     let running = Arc::clone(volume.running());
     fill(&volume, 1);
-    running.pause_resync(true);
-    running.set_resync_rate(1 << 30);
+    // The second piece waits for days.
+    running.set_resync_rate(1);
     running.attach(&b, None, false).unwrap();
+    running.pause_resync(true);
     let progress = running.resync_progress().unwrap();
-    assert!(progress.is_paused && progress.limit_bytes == 1 << 30 && progress.path == b);
+    assert!(progress.is_paused && progress.limit_bytes == 1 && progress.path == b);
     assert_eq!(progress.left_s(), None, "nothing is estimated while it is paused");
+    // Regression: another copy that joined then was never resynced.
+    running.detach(&b).unwrap();
+    running.attach(&c, None, false).unwrap();
+    assert!(!running.resync_progress().unwrap().is_paused);
+    running.set_resync_rate(0);
+    running.wait_for_resync();
+    let copies = running.status().unwrap().copies;
+    assert!(copies.len() == 2 && copies.iter().all(|copy| copy.state.is_good()), "{copies:?}");
+    running.detach(&a).unwrap();
+
+    fs::remove_dir_all(&b).unwrap();
+    let b = directory(&place, "b");
+    running.set_resync_rate(1);
+    running.attach(&b, Some(&c), false).unwrap();
     fill(&volume, 2);
     drop((volume, running));
-    let volume = open(&a);
+    // A configuration may name the new copy already.
+    let volume = open(&b);
+    assert_eq!(volume.running().path(), c);
     volume.running().wait_for_resync();
-    assert!(volume.running().status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
+    assert_eq!(volume.running().path(), b);
+    // Regression: the process did not find the pool by the path of the new copy.
+    assert_eq!(open_named(&b).path(), b);
     drop(volume);
-    fs::remove_dir_all(&a).unwrap();
-    let alone = PoolPaths { degraded: true, ..PoolPaths::of(&b) };
-    let running = Running::open_places(&alone, options()).unwrap();
+    fs::remove_dir_all(&c).unwrap();
+    let running = Running::open(&b, options()).unwrap();
     verify(&Volume::open_in(running, VolumeConfig::new(&b, "v0")).unwrap(), 2);
+}
+
+/// Regression: blocks that were damaged in the copy that stayed were copied, and the copy that was
+/// replaced had the only intact ones.
+#[test]
+fn blocks_are_repaired_before_the_copy_leaves_that_has_them() {
+    let place = place("replace-rot");
+    let [a, b, c] = ["a", "b", "c"].map(|name| directory(&place, name));
+    let config = VolumeConfig { path2: Some(b.clone()), ..config(&a) };
+    let volume = Volume::open_with(config, options()).unwrap();
+    fill(&volume, 9);
+    let mut rotten = 0;
+    for entry in fs::read_dir(&a).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        // A segment may be in the making.
+        if !name.starts_with("segment-") || name.ends_with(".new") {
+            continue;
+        }
+        let file = File::options().read(true).write(true).open(entry.path()).unwrap();
+        let mut bytes = vec![0; 4 << 20];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        for at in (0..bytes.len()).step_by(64 << 10).filter(|at| bytes[*at..at + 4096] == [9; 4096])
+        {
+            file.write_all_at(&[0; 512], at as u64).unwrap();
+            rotten += 1;
+        }
+        file.sync_all().unwrap();
+    }
+    assert!(rotten > 10, "{rotten}");
+    let running = Arc::clone(volume.running());
+    running.attach(&c, Some(&b), false).unwrap();
+    running.wait_for_resync();
+    assert!(running.status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
+    verify(&volume, 9);
+    running.detach(&a).unwrap();
+    verify(&volume, 9);
+    drop((volume, running));
+    assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0);
 }
