@@ -284,7 +284,7 @@ fn sample(client: &Client, pools: &[String]) -> Result<PoolSample, Failure> {
 }
 
 fn is_at(view: &PoolView, name: &str, path: &std::path::Path) -> bool {
-    view.path == name || std::path::Path::new(&view.path) == path
+    view.path == name || view.is_at(path)
 }
 
 /// What a pool did in an interval, through all of its volumes that are devices.

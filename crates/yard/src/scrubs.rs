@@ -16,7 +16,6 @@
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,8 +94,7 @@ pub struct ScrubStateView {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 struct SavedScrub {
-    /// The path of the pool, and what tells it from another one at the same path.
-    pool: String,
+    /// What tells the pool from others, also if its first copy is replaced.
     identity: String,
     is_paused: bool,
     /// Whether the yard itself continues it.
@@ -177,7 +175,7 @@ impl SavedScrub {
 #[derive(Clone, Debug)]
 pub(crate) struct ScrubbedPool {
     pub(crate) running: Arc<Running>,
-    /// What tells the pool from another one at the same path.
+    /// What tells the pool from others, also if its first copy is replaced.
     pub(crate) identity: String,
 }
 
@@ -193,17 +191,17 @@ struct PoolScrubs {
     /// The flag that asks the scrub that runs to stop.
     stop: Option<Arc<AtomicBool>>,
     is_paused: bool,
-    /// The identity of the pool and when its last scrub ended, in seconds since 1970: a pool that
-    /// could not record its scrub must not be scrubbed again at once.
-    ended: Option<(String, u64)>,
+    /// When the last scrub ended, in seconds since 1970: a pool that could not record its scrub
+    /// must not be scrubbed again at once.
+    ended: Option<u64>,
     verified_bytes: u64,
     total_bytes: u64,
 }
 
-/// The scrubs of a yard, by the path of the pool.
+/// The scrubs of a yard, by the identity of the pool.
 #[derive(Debug, Default)]
 pub(crate) struct Scrubs {
-    table: Mutex<BTreeMap<PathBuf, PoolScrubs>>,
+    table: Mutex<BTreeMap<String, PoolScrubs>>,
     /// The directory of the positions; the state directory by default.
     directory: Option<PathBuf>,
 }
@@ -211,29 +209,29 @@ pub(crate) struct Scrubs {
 /// A scrub that runs. Dropping it says that it does no more.
 struct RunningScrub<'s> {
     scrubs: &'s Scrubs,
-    path: &'s Path,
+    pool: &'s ScrubbedPool,
     stop: Arc<AtomicBool>,
 }
 
 impl Drop for RunningScrub<'_> {
     fn drop(&mut self) {
-        self.scrubs.with(self.path, |pool| pool.stop = None);
+        self.scrubs.with(self.pool, |pool| pool.stop = None);
     }
 }
 
 impl Scrubs {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<PathBuf, PoolScrubs>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, PoolScrubs>> {
         // Every change is one assignment: a holder that panicked has left the table consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, path: &Path, work: impl FnOnce(&mut PoolScrubs) -> T) -> T {
-        work(self.table().entry(path.to_owned()).or_default())
+    fn with<T>(&self, pool: &ScrubbedPool, work: impl FnOnce(&mut PoolScrubs) -> T) -> T {
+        work(self.table().entry(pool.identity.clone()).or_default())
     }
 
     /// The completed scrubs of a pool.
-    pub(crate) fn counts(&self, path: &Path) -> ScrubCounts {
-        self.with(path, |pool| pool.counts)
+    pub(crate) fn counts(&self, pool: &ScrubbedPool) -> ScrubCounts {
+        self.with(pool, |pool| pool.counts)
     }
 
     /// Scrubs a pool from its saved position, or from the beginning, until it is complete or `tell`
@@ -248,9 +246,8 @@ impl Scrubs {
         is_background: bool,
         tell: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Report, YardError> {
-        let path = &*pool.path();
         let stop = Arc::new(AtomicBool::new(false));
-        let is_entered = self.with(path, |it| {
+        let is_entered = self.with(pool, |it| {
             let is_free = it.stop.is_none();
             if is_free {
                 (it.stop, it.is_paused) = (Some(Arc::clone(&stop)), false);
@@ -258,12 +255,11 @@ impl Scrubs {
             is_free
         });
         if !is_entered {
-            return Err(being_scrubbed(path));
+            return Err(being_scrubbed(&pool.path()));
         }
-        let entered = RunningScrub { scrubs: self, path, stop };
+        let entered = RunningScrub { scrubs: self, pool, stop };
         let saved = self.load(pool).unwrap_or_default();
         let saved = SavedScrub {
-            pool: path.display().to_string(),
             identity: pool.identity.clone(),
             is_paused: false,
             is_background: is_background || saved.is_background,
@@ -272,7 +268,7 @@ impl Scrubs {
         let mut saved_at = Instant::now();
         let position = saved.clone().position();
         let scrubbed = continue_scrub(&pool.running, rate, position, &mut |step| {
-            self.with(path, |it| {
+            self.with(pool, |it| {
                 (it.verified_bytes, it.total_bytes) = (step.verified_bytes, step.total_bytes);
             });
             // Relaxed: the flag publishes nothing but itself.
@@ -287,20 +283,20 @@ impl Scrubs {
         match scrubbed {
             Ok(report) => {
                 // First, so that no other scrub continues at this position.
-                self.forget(path);
-                self.with(path, |it| {
+                self.forget(pool);
+                self.with(pool, |it| {
                     it.counts.scrubs += 1;
                     it.counts.damaged += report.damaged;
                     // A pause may have come too late.
                     it.is_paused = false;
-                    it.ended = Some((pool.identity.clone(), now()));
+                    it.ended = Some(now());
                 });
                 Ok(report)
             }
             Err(error) => {
                 drop(entered);
                 // A pause that comes later finds no scrub that runs, and marks the file itself.
-                if self.with(path, |it| it.is_paused) {
+                if self.with(pool, |it| it.is_paused) {
                     self.change_saved(pool, |saved| saved.is_paused = true)?;
                 }
                 Err(error.into())
@@ -309,7 +305,7 @@ impl Scrubs {
     }
 
     fn save_step(&self, pool: &ScrubbedPool, saved: &SavedScrub, step: &ScrubStep<'_>) {
-        if let Err(error) = self.save(&pool.path(), &saved.at(step.position())) {
+        if let Err(error) = self.save(pool, &saved.at(step.position())) {
             let path = pool.path();
             tracing::warn!("{}: the position of the scrub is not saved: {error}", path.display());
         }
@@ -320,8 +316,7 @@ impl Scrubs {
     /// # Errors
     /// If none has begun.
     pub(crate) fn pause(&self, pool: &ScrubbedPool) -> Result<(), YardError> {
-        let path = &*pool.path();
-        let is_running = self.with(path, |it| {
+        let is_running = self.with(pool, |it| {
             // Relaxed: the flag publishes nothing but itself.
             it.stop.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
             it.is_paused = it.stop.is_some();
@@ -339,7 +334,7 @@ impl Scrubs {
     /// # Errors
     /// If none is stopped.
     pub(crate) fn resume(&self, pool: &ScrubbedPool) -> Result<(), YardError> {
-        self.with(&pool.path(), |it| it.is_paused = false);
+        self.with(pool, |it| it.is_paused = false);
         self.change_saved(pool, |saved| (saved.is_paused, saved.is_background) = (false, true))
     }
 
@@ -357,7 +352,7 @@ impl Scrubs {
         };
         change(&mut saved);
         let unsaved = VolumeError::io("cannot save the position of the scrub");
-        self.save(&pool.path(), &saved).map_err(|source| unsaved(source).into())
+        self.save(pool, &saved).map_err(|source| unsaved(source).into())
     }
 
     /// Asks the scrubs that run to stop; they continue from their positions.
@@ -377,12 +372,11 @@ impl Scrubs {
         last_s: Option<u64>,
         interval_s: Option<u64>,
     ) -> bool {
-        let (is_busy, ended) =
-            self.with(&pool.path(), |it| (it.stop.is_some() || it.is_paused, it.ended.clone()));
+        let (is_busy, ended_s) =
+            self.with(pool, |it| (it.stop.is_some() || it.is_paused, it.ended));
         if is_busy {
             return false;
         }
-        let ended_s = ended.filter(|(identity, _)| *identity == pool.identity).map(|it| it.1);
         let last_s = last_s.max(ended_s);
         match self.load(pool) {
             Some(saved) => !saved.is_paused && (saved.is_background || interval_s.is_some()),
@@ -393,7 +387,7 @@ impl Scrubs {
     /// The scrub of a pool that has begun and not ended, if there is one.
     pub(crate) fn state(&self, pool: &ScrubbedPool) -> Option<ScrubStateView> {
         let (running, verified_bytes, total_bytes) =
-            self.with(&pool.path(), |it| (it.stop.is_some(), it.verified_bytes, it.total_bytes));
+            self.with(pool, |it| (it.stop.is_some(), it.verified_bytes, it.total_bytes));
         if running {
             return Some(ScrubStateView { running, paused: false, verified_bytes, total_bytes });
         }
@@ -402,26 +396,24 @@ impl Scrubs {
         Some(ScrubStateView { running, paused, verified_bytes, total_bytes })
     }
 
-    fn file(&self, path: &Path) -> PathBuf {
+    fn file(&self, pool: &ScrubbedPool) -> PathBuf {
         let directory = self.directory.clone().unwrap_or_else(paths::state_dir);
-        directory.join(format!("scrub-{:08x}.json", crc32fast::hash(path.as_os_str().as_bytes())))
+        directory.join(format!("scrub-{:08x}.json", crc32fast::hash(pool.identity.as_bytes())))
     }
 
     /// The saved position of this pool's scrub.
     fn load(&self, pool: &ScrubbedPool) -> Option<SavedScrub> {
-        let file = self.file(&pool.path());
+        let file = self.file(pool);
         let length = std::fs::metadata(&file).ok()?.len();
         let text = std::fs::read(&file).ok().filter(|_| length <= SAVED_MAX)?;
         let saved: SavedScrub = serde_json::from_slice(&text)
             .inspect_err(|error| tracing::warn!("{}: {error}; it is ignored", file.display()))
             .ok()?;
-        // The position in a pool that was made again is of no use.
-        let is_of = saved.pool == pool.path().display().to_string();
-        (is_of && saved.identity == pool.identity).then_some(saved)
+        (saved.identity == pool.identity).then_some(saved)
     }
 
-    fn save(&self, path: &Path, saved: &SavedScrub) -> io::Result<()> {
-        let target = self.file(path);
+    fn save(&self, pool: &ScrubbedPool, saved: &SavedScrub) -> io::Result<()> {
+        let target = self.file(pool);
         if let Some(directory) = target.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
@@ -431,9 +423,10 @@ impl Scrubs {
         file.commit()
     }
 
-    fn forget(&self, path: &Path) {
-        match std::fs::remove_file(self.file(path)) {
+    fn forget(&self, pool: &ScrubbedPool) {
+        match std::fs::remove_file(self.file(pool)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path = pool.path();
                 tracing::warn!("{}: the position of a scrub stays: {error}", path.display());
             }
             _ => {}
@@ -533,7 +526,7 @@ mod tests {
             true
         });
         assert!(verified[0] > state.verified_bytes, "{verified:?} after {state:?}");
-        assert_eq!((report.unwrap().damaged, scrubs.counts(&pool.path()).scrubs), (0, 1));
+        assert_eq!((report.unwrap().damaged, scrubs.counts(&pool).scrubs), (0, 1));
         assert_eq!((scrubs.state(&pool), wanted(&scrubs, None)), (None, false));
         // The interval begins at its end, even if the pool has not recorded it.
         assert!(!wanted(&scrubs, Some(60)));
@@ -553,12 +546,12 @@ mod tests {
         assert!(scrubs.is_wanted(&pool, 1000, Some(999), Some(60)));
         let again = ScrubbedPool { identity: "second".to_owned(), ..pool.clone() };
         assert_eq!(scrubs.state(&again), None);
-        std::fs::write(scrubs.file(&pool.path()), "{").unwrap();
+        std::fs::write(scrubs.file(&pool), "{").unwrap();
         assert_eq!(scrubs.state(&pool), None);
         use std::os::unix::fs::PermissionsExt;
         scrubs.run(&pool, 0, false, &mut |_, _| false).unwrap_err();
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&scrubs.file(&pool.path())), 0o600);
+        assert_eq!(mode(&scrubs.file(&pool)), 0o600);
         assert_eq!(mode(&place.path().join("state")), 0o700);
     }
 }

@@ -56,11 +56,14 @@ impl PoolSettings {
     }
 }
 
-/// A pool with what tells it from another one at the same path: the part of the identity of a
-/// volume before the number of the volume.
+/// A pool with what tells it from others: the part of the identity of a volume before the number of
+/// the volume, or the path.
 fn scrubbed(pool: &Arc<Running>, entries: &[&DeviceEntry]) -> ScrubbedPool {
     let identity = entries.first().map_or("", |entry| entry.identity.as_str());
-    let identity = identity.split('/').next().unwrap_or_default().to_owned();
+    let identity = match identity.split('/').next() {
+        None | Some("") => pool.path().display().to_string(),
+        Some(identity) => identity.to_owned(),
+    };
     ScrubbedPool { running: Arc::clone(pool), identity }
 }
 

@@ -267,6 +267,9 @@ pub struct PoolView {
     /// The pool's copies, if it has several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
+    /// The paths of copies that were detached or replaced. Commands still find the pool by them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_paths: Vec<String>,
     /// The resync of a copy that has joined, if one is to be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resync: Option<ResyncView>,
@@ -300,8 +303,7 @@ impl PoolView {
     /// # Errors
     /// If the system does not report the free space.
     pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
-        let resync = running.resync_progress().map(ResyncView::from);
-        Ok(PoolView { resync, ..PoolView::of_status(&running.path(), running.status()?) })
+        Ok(PoolView::of_status(&running.path(), running.status()?).with_copies_of(running))
     }
 
     /// A pool at a path, open or not, in this state.
@@ -343,6 +345,7 @@ impl PoolView {
             last_scrub: status.scrub.map(LastScrubView::from),
             repaired: status.repaired,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
+            former_paths: Vec::new(),
             resync: None,
         }
     }
@@ -978,8 +981,9 @@ impl Devices {
     /// The state of every pool, as far as the system reports it.
     pub fn pool_views(&self) -> Vec<PoolView> {
         let views = self.pools().into_iter().map(|pool| {
-            let ScrubCounts { scrubs, damaged } = self.scrubs().counts(&pool.path());
-            let (scrub, view) = (self.scrubs().state(&self.scrubbed(&pool)), PoolView::new(&pool)?);
+            let scrubbed = self.scrubbed(&pool);
+            let ScrubCounts { scrubs, damaged } = self.scrubs().counts(&scrubbed);
+            let (scrub, view) = (self.scrubs().state(&scrubbed), PoolView::new(&pool)?);
             Ok::<_, VolumeError>(PoolView { scrubs, scrub_damaged: damaged, scrub, ..view })
         });
         views.filter_map(|view| view.inspect_err(|error| tracing::warn!("{error}")).ok()).collect()

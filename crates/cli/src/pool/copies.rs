@@ -105,9 +105,14 @@ fn join(
     wait(&pool)?;
     let new = absolute(new)?;
     let view = view(&pool)?;
-    let copy = view.copies.iter().find(|copy| Path::new(&copy.path) == new);
-    if let Some(CopyView { good: false, why, state, .. }) = copy {
-        let why = why.as_deref().unwrap_or(state);
+    let why = match view.copies.iter().find(|copy| Path::new(&copy.path) == new) {
+        Some(CopyView { good: true, .. }) => None,
+        Some(CopyView { why, state, .. }) => Some(why.as_ref().unwrap_or(state).clone()),
+        // A pool with one copy lists none.
+        None if Path::new(&view.path) == new => None,
+        None => Some("it was detached".to_owned()),
+    };
+    if let Some(why) = why {
         let text = format!("the resync of {} has failed: {why}", new.display());
         return Err(Failure::new(Code::Failed, text));
     }
@@ -130,18 +135,11 @@ fn view(pool: &PoolAccess) -> Result<PoolView, Failure> {
     match pool {
         PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
         PoolAccess::There(client, path) => {
-            let is_it = |view: &PoolView| {
-                let mut copies = view.copies.iter().map(|copy| &copy.path);
-                Path::new(&view.path) == path || copies.any(|it| Path::new(it) == path)
-            };
-            let mut pools = client.pools()?;
-            // The copy by which the command found the pool may have been replaced meanwhile.
-            let at = pools.iter().position(is_it).or((pools.len() == 1).then_some(0));
             let gone = || {
                 let text = format!("{} is not open there any more", path.display());
                 Failure::new(Code::Failed, text)
             };
-            at.map(|at| pools.swap_remove(at)).ok_or_else(gone)
+            client.pools()?.into_iter().find(|pool| pool.is_at(path)).ok_or_else(gone)
         }
     }
 }

@@ -98,15 +98,11 @@ impl ReadOnlyAccess {
             }
             ReadOnlyAccess::There(client, path) => {
                 let pools = client.pools()?;
-                let is_it = |pool: &PoolView| {
-                    let mut copies = pool.copies.iter().map(|copy| &copy.path);
-                    Path::new(&pool.path) == path || copies.any(|it| Path::new(it) == path)
-                };
                 let gone = || {
                     let text = format!("{} is not open there any more", path.display());
                     Failure::new(Code::Failed, text)
                 };
-                pools.into_iter().find(is_it).ok_or_else(gone)
+                pools.into_iter().find(|pool| pool.is_at(path)).ok_or_else(gone)
             }
         }
     }

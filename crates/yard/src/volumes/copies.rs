@@ -8,7 +8,7 @@ use blockyard_volume::Running;
 use blockyard_volume::resync::ResyncProgress;
 use serde::{Deserialize, Serialize};
 
-use super::{VolumeDone, VolumeRequest, argument};
+use super::{PoolView, VolumeDone, VolumeRequest, argument};
 use crate::error::YardError;
 use crate::param::shown;
 
@@ -71,6 +71,23 @@ impl From<ResyncProgress> for ResyncView {
     }
 }
 
+impl PoolView {
+    /// Whether this is the pool with a copy at a path, or that had one there.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let copies = self.copies.iter().map(|copy| &copy.path);
+        let mut paths = copies.chain(&self.former_paths).chain([&self.path]);
+        paths.any(|it| Path::new(it) == path)
+    }
+
+    /// Adds what only an open pool has: its resync, and the copies that have left.
+    pub(super) fn with_copies_of(self, running: &Running) -> PoolView {
+        let former = running.former_paths();
+        let former_paths = former.iter().map(|path| path.display().to_string()).collect();
+        let resync = running.resync_progress().map(ResyncView::from);
+        PoolView { resync, former_paths, ..self }
+    }
+}
+
 impl VolumeRequest {
     /// The path of the empty directory or disk that becomes a copy.
     fn new_copy(&self) -> Result<&Path, YardError> {
@@ -119,6 +136,9 @@ pub(super) fn work(
             running.detach(old)?;
             format!("detached {}", old.display())
         }
+        "pause-resync" if running.resync_progress().is_none() => {
+            return Err(argument("pool", shown(&name), "a pool with a copy that is resyncing"));
+        }
         "pause-resync" => {
             running.pause_resync(true);
             "paused the resync".to_owned()
@@ -126,6 +146,10 @@ pub(super) fn work(
         "resume-resync" => {
             running.pause_resync(false);
             "the resync continues".to_owned()
+        }
+        _ if request.rate_bytes.is_none() => {
+            let wanted = "the most bytes per second, or 0".to_owned();
+            return Err(YardError::Missing { field: "rate_bytes", wanted });
         }
         _ => "changed the rate of the resync".to_owned(),
     };
