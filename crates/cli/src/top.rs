@@ -2,10 +2,10 @@
 
 #![allow(clippy::disallowed_types)] // Control plane: no I/O passes here.
 
+mod keys;
 mod pages;
 mod screen;
 
-use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,12 @@ use std::time::{Duration, Instant};
 
 use blockyard_yard::activity::{Activity, Sample};
 use blockyard_yard::client::{Client, ClientError, Notice};
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::TopArgs;
 use crate::devices::client;
 use crate::failure::{Code, Failure};
+use keys::Keyboard;
 use pages::{TopPage, summary};
 use screen::Screen;
 
@@ -131,49 +129,6 @@ fn print_pages(activity: &Activity, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-/// What the terminal has.
-enum Awaited {
-    Nothing,
-    /// Bytes of keys.
-    Key,
-    /// It has hung up: its window was closed, or the connection to it has ended.
-    HangUp,
-}
-
-/// Waits for a key at most this long. crossterm is not asked before there are bytes, because it
-/// reads a terminal that has hung up in a loop without an end.
-fn await_key(wait: Duration) -> std::io::Result<Awaited> {
-    let stdin = std::io::stdin();
-    // Where crossterm reads.
-    let terminal = if stdin.is_terminal() { None } else { Some(File::open("/dev/tty")?) };
-    let mut polled = [match &terminal {
-        None => PollFd::new(&stdin, PollFlags::IN),
-        Some(terminal) => PollFd::new(terminal, PollFlags::IN),
-    }];
-    let wait = Timespec::try_from(wait).map_err(std::io::Error::other)?;
-    match poll(&mut polled, Some(&wait)) {
-        // A signal, which may be the end.
-        Ok(0) | Err(Errno::INTR) => return Ok(Awaited::Nothing),
-        Ok(_) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    Ok(if polled[0].revents().intersects(gone) { Awaited::HangUp } else { Awaited::Key })
-}
-
-/// Passes all keys that were pressed to the screen. Returns whether to go on.
-fn press_keys(screen: &mut Screen) -> std::io::Result<bool> {
-    while event::poll(Duration::ZERO)? {
-        if let Event::Key(key) = event::read()?
-            && key.kind == KeyEventKind::Press
-            && !screen.press(key)
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
 /// Shows samples on the terminal until the user or a signal ends it, or the terminal hangs up.
 fn show(
     count: Option<u64>,
@@ -183,6 +138,7 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     is_ended: &AtomicBool,
 ) -> std::io::Result<()> {
+    let mut keyboard = Keyboard::open()?;
     let mut left = count;
     let mut due = Instant::now() + screen.delay;
     // Since when the yard owes a sample.
@@ -190,22 +146,21 @@ fn show(
     // Relaxed: nothing else is read because of the flag.
     while left != Some(0) && !is_ended.load(Ordering::Relaxed) {
         terminal.draw(|frame| screen.draw(frame))?;
+        let is_waiting = asked.is_some() || keyboard.is_in_key();
         let wait = due.saturating_duration_since(Instant::now()).min(LOOK);
-        match await_key(if asked.is_some() { LOOK } else { wait })? {
-            Awaited::Nothing => {}
-            Awaited::HangUp => return Ok(()),
-            Awaited::Key => {
-                let delay = screen.delay;
-                if !press_keys(&mut screen)? {
-                    return Ok(());
-                }
-                if screen.delay != delay {
-                    due = Instant::now() + screen.delay;
-                }
-                if screen.lacks_zones() {
-                    due = Instant::now();
-                }
+        let keys = keyboard.await_keys(if is_waiting { LOOK } else { wait })?;
+        let Some(keys) = keys else { return Ok(()) };
+        let delay = screen.delay;
+        for key in &keys {
+            if !screen.press(*key) {
+                return Ok(());
             }
+        }
+        if screen.delay != delay {
+            due = Instant::now() + screen.delay;
+        }
+        if !keys.is_empty() && screen.lacks_zones() {
+            due = Instant::now();
         }
         if let Some(since) = asked {
             match sampler.answers.try_recv() {
