@@ -51,8 +51,8 @@ pub trait Channel: Send {
     /// For callers that have one bio at a time, or many that are not worth merging. A bio is
     /// executed inline only if the device would complete it within `start`, if it needs no
     /// splitting, and if nothing else of the channel is in flight. The statistics count the bio
-    /// without a latency; a caller that measures the latency reports it by
-    /// [`Channel::note_latency`].
+    /// without a latency; a caller that measures the latency of all bios, or of samples, reports it
+    /// by [`Channel::note_latency`].
     fn execute_inline(
         &mut self,
         op: Op,
@@ -64,10 +64,11 @@ pub trait Channel: Send {
         None
     }
 
-    /// Adds the latency of a bio that was executed inline to the statistics. For callers whose
-    /// requests cost so much that two readings of the clock are negligible.
-    fn note_latency(&mut self, op: Op, latency_ns: u64) {
-        let _ = (op, latency_ns);
+    /// Adds the latency of bios that were executed inline to the statistics: of `bios` bios, of
+    /// which one was measured. A caller that measures samples passes the number of bios that each
+    /// sample stands for, so that counts and sums of latencies are those of all bios.
+    fn note_latency(&mut self, op: Op, latency_ns: u64, bios: u64) {
+        let _ = (op, latency_ns, bios);
     }
 
     /// Appends the completions that are ready to `out` and returns their number.

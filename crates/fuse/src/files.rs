@@ -550,7 +550,7 @@ impl DeviceHandle {
         let mut attempt = || self.channel.execute_inline(op, span.sector(), span.sectors(), buf);
         // A layer whose rules have changed reloads them and executes nothing in that attempt.
         let status = (0..INLINE_ATTEMPTS).find_map(|_| attempt())?;
-        self.channel.note_latency(op, Monotonic.now().since(began));
+        self.channel.note_latency(op, Monotonic.now().since(began), 1);
         Some(status)
     }
 

@@ -22,6 +22,7 @@ mod backend_channel;
 pub mod config_space;
 mod device;
 mod inflight;
+mod latency_sampler;
 mod memory;
 mod queue;
 pub mod request;

@@ -36,6 +36,7 @@ use blockyard_sync::pad::Padded;
 
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
+use crate::latency_sampler::LatencySampler;
 use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, pop_byte, skip};
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, ZONE_BYTES, report_header,
@@ -59,8 +60,6 @@ const TAIL_BYTES_MAX: usize = (SECTOR_BYTES + STATUS_BYTES) as usize;
 const REPORT_ZONES: usize = 64;
 /// The most requests that are taken before the guest is called.
 const BATCH_MAX: usize = 32;
-/// One of this many requests that are executed inline is timed, for the statistics.
-const LATENCY_SAMPLE: u32 = 16;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -239,11 +238,10 @@ struct QueueThread {
     /// By the heads of chains too.
     tails: Vec<Tail>,
     in_flight: usize,
-    /// Whether the device executes reads and writes inline, as far as the thread knows since it
-    /// last began to take requests.
+    /// `false` after the channel declined a bio of this batch; the rest of the batch is pushed.
     executes_inline: bool,
-    /// The requests that were executed inline, for samples of their latency.
-    inline_requests: u32,
+    /// Of reads, and of writes.
+    samplers: [LatencySampler; 2],
     bios: Vec<Bio>,
     done: Vec<Completion>,
     zones: Vec<ZoneInfo>,
@@ -285,7 +283,7 @@ impl QueueThread {
             tails: vec![Tail::default(); entries],
             in_flight: 0,
             executes_inline: true,
-            inline_requests: 0,
+            samplers: [LatencySampler::new(); 2],
             bios: Vec::with_capacity(2 * BIOS_PER_REQUEST),
             done: Vec::with_capacity(entries),
             zones: Vec::with_capacity(REPORT_ZONES),
@@ -524,14 +522,16 @@ impl QueueThread {
     /// Executes a read or a write inline; `None` if it has to be pushed.
     fn execute_inline(&mut self, bio: &Bio) -> Option<Status> {
         let Bio { op, sector, sectors, buf, .. } = *bio;
-        let is_timed = self.inline_requests.is_multiple_of(LATENCY_SAMPLE);
-        self.inline_requests = self.inline_requests.wrapping_add(1);
-        if !is_timed {
-            return self.channel.execute_inline(op, sector, sectors, buf);
+        let QueueThread { channel, samplers, .. } = self;
+        let sampler = &mut samplers[usize::from(op != Op::Read)];
+        if !sampler.is_due() {
+            let status = channel.execute_inline(op, sector, sectors, buf)?;
+            sampler.untimed();
+            return Some(status);
         }
         let start = Monotonic.now();
-        let status = self.channel.execute_inline(op, sector, sectors, buf)?;
-        self.channel.note_latency(op, Monotonic.now().since(start));
+        let status = channel.execute_inline(op, sector, sectors, buf)?;
+        channel.note_latency(op, Monotonic.now().since(start), sampler.timed());
         Some(status)
     }
 

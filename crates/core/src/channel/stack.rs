@@ -679,8 +679,8 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<Q, C, G> {
         Some(status)
     }
 
-    fn note_latency(&mut self, op: Op, latency_ns: u64) {
-        self.stats.latency(op, latency_ns);
+    fn note_latency(&mut self, op: Op, latency_ns: u64, bios: u64) {
+        self.stats.latency(op, latency_ns, bios);
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {

@@ -64,10 +64,10 @@ impl ChannelStats {
         }
     }
 
-    /// Counts the latency of one bio that was executed inline.
+    /// Counts the latency of bios that were executed inline.
     #[inline]
-    pub(crate) fn latency(&self, op: Op, latency_ns: u64) {
-        self.latency[latency_class(op)].add(latency_ns, 1);
+    pub(crate) fn latency(&self, op: Op, latency_ns: u64, bios: u64) {
+        self.latency[latency_class(op)].add(latency_ns, bios);
     }
 
     /// Counts one bio that was merged into a request.

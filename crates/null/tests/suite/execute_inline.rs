@@ -134,6 +134,9 @@ fn the_latency_of_an_inline_read_is_in_the_statistics_of_the_disk() {
     let status = (0..3).find_map(|_| channel.execute_inline(Op::Read, Sector(0), 8, buf));
     assert_eq!(status, Some(Status::Ok));
     assert_eq!(disk.stats().read_latency.iter().sum::<u64>(), 0, "no latency was measured");
-    channel.note_latency(Op::Read, 1000);
+    channel.note_latency(Op::Read, 1000, 1);
     assert_eq!(disk.stats().read_latency.iter().sum::<u64>(), 1);
+    // A sample that stands for 16 reads.
+    channel.note_latency(Op::Read, 1000, 16);
+    assert_eq!(disk.stats().read_latency.iter().max(), Some(&17));
 }
