@@ -270,6 +270,10 @@ impl ScsiTransport for Sg {
         ended(&header, &sense)
     }
 
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
     fn bytes_max(&self) -> usize {
         self.bytes_max
     }

@@ -114,8 +114,9 @@ pub trait ScsiTransport: Send + Sync {
         now
     }
 
-    /// Whether every command is done when [`ScsiTransport::execute`] returns, because there is no
-    /// timing model.
+    /// Whether every command is done when [`ScsiTransport::execute`] returns, and costs little more
+    /// than the copy of its data. `false` with a timing model, and for a drive: merging pays there,
+    /// so the driver executes no request inline.
     fn is_immediate(&self) -> bool {
         true
     }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `next` links the chains of one group of answers, which the guest is shown by one store: from the
-//! last one, which is `last_batch_head`, to the first one.
+//! last one, which is `last_batch_head`, to the first one, whose own `next` is stale. The length of
+//! the list is the difference of the used index and `used_idx`.
 //!
 //! One thread writes the record of a ring, and a reader finds the stores in the order in which they
 //! were made, because it comes after the process has ended.
@@ -124,6 +125,8 @@ impl RingRecord {
     }
 
     fn put<T: vm_memory::AtomicAccess>(&self, at: usize, value: T) {
+        #[cfg(test)]
+        tests::before_store(self);
         let memory = self.mapping.as_volatile_slice();
         // The record lies in the mapping.
         let _ = memory.store(value, self.base + at, Ordering::Release);
@@ -145,7 +148,8 @@ impl RingRecord {
             self.put(VERSION_AT, VERSION);
             return None;
         }
-        // After these answers, and before they were recorded, the process ended.
+        // If the indexes differ, the process ended after it published these answers and before it
+        // recorded them.
         let answers = used.wrapping_sub(self.get(USED_AT));
         let mut head = self.get::<u16>(LAST_AT);
         for _ in 0..answers.min(self.entries) {
@@ -190,12 +194,48 @@ impl RingRecord {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
-    fn map() -> InflightMap {
+    type Observer = Box<dyn FnMut(&RingRecord)>;
+
+    thread_local! {
+        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+    }
+
+    /// Lets this thread call `observer` before each store to a record, except for the stores that
+    /// the observer makes, while it runs `run`.
+    pub(crate) fn observe<R>(observer: Observer, run: impl FnOnce() -> R) -> R {
+        OBSERVER.set(Some(observer));
+        let result = run();
+        OBSERVER.set(None);
+        result
+    }
+
+    pub(super) fn before_store(record: &RingRecord) {
+        if let Some(mut observer) = OBSERVER.take() {
+            observer(record);
+            OBSERVER.set(Some(observer));
+        }
+    }
+
+    /// New records of two rings with 8 entries each.
+    pub(crate) fn map() -> InflightMap {
         let (file, bytes) = InflightMap::create(2, 8).unwrap();
         InflightMap::map(file, 0, bytes, 2, 8).unwrap()
+    }
+
+    impl RingRecord {
+        /// What a server finds in a copy of the record if this one is killed now.
+        pub(crate) fn recover_copy(&self, used: u16) -> Option<Vec<u16>> {
+            let copy = map();
+            let mut bytes = vec![0; copy.mapping.size()];
+            self.mapping.as_volatile_slice().read_slice(&mut bytes, 0).unwrap();
+            copy.mapping.as_volatile_slice().write_slice(&bytes, 0).unwrap();
+            RingRecord { mapping: copy.mapping, ..*self }.recover(used)
+        }
     }
 
     #[test]

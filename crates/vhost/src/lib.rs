@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! server ─ accepts ▸ backend: memory, features, rings ─ starts ▸ queue thread
-//! guest ring ─ virtqueue ▸ request ▸ bio ▸ channel ─ completion ▸ status byte, used ring, call
+//! guest ring ─ virtqueue ▸ request ▸ channel, inline or by bios ▸ status byte, used ring, call
 //! ```
 //!
 //! - [`request`] and [`config_space`] have the formats of VIRTIO 1.3, section 5.2. They do no I/O,

@@ -9,14 +9,15 @@
 //! pages (SIGBUS). A memfd with the seal `F_SEAL_SHRINK` cannot be truncated.
 #![allow(clippy::disallowed_types)] // The indexes of a ring are atomics in the guest's memory.
 
-use blockyard_core::Region;
-use blockyard_sync::atomics::{AtomicU16, Ordering};
-use rustix::fs::{SealFlags, fcntl_get_seals};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use blockyard_core::Region;
+use rustix::fs::{SealFlags, fcntl_get_seals};
 use vm_memory::{FileOffset, MmapRegion};
 
 /// The most regions of memory: what QEMU uses at most.
@@ -188,11 +189,12 @@ impl GuestMap {
     #[allow(unsafe_code)]
     fn index(&self, run: GuestPiece, at: u64) -> &AtomicU16 {
         let index = self.regions[usize::from(run.region)].region.range(run.offset + at, 2);
-        let index = index.expect("range inside the region");
+        let index = index.expect("`Virtqueue::new` found the ring in the region");
         assert!(index.addr().get().is_multiple_of(2), "`Virtqueue::new` checks the alignment");
         // SAFETY: `range` checked that the bytes lie in mapped memory, which the region keeps
-        // mapped; they are aligned. The guest accesses an index as one machine word, and this
-        // process as an atomic only.
+        // mapped; they are aligned. The guest is no part of this process. If it lets data of
+        // requests overlap an index, this process copies them by raw pointers, and the index is a
+        // mixture; the reference lives for one access, as `MappedRegion::region` says.
         unsafe { AtomicU16::from_ptr(index.as_ptr().cast()) }
     }
 
@@ -373,8 +375,8 @@ pub(crate) fn pop_byte(pieces: &mut Vec<GuestPiece>) -> Option<GuestPiece> {
     Some(byte)
 }
 
-/// Calls `each` with the first bytes of pieces. Returns `false` if there are fewer.
-pub(crate) fn copy_head(
+/// Calls `each` with the pieces of the first bytes. Returns `false` if there are fewer.
+pub(crate) fn for_each_head_piece(
     pieces: &[GuestPiece],
     mut bytes: u64,
     mut each: impl FnMut(GuestPiece),

@@ -1,9 +1,13 @@
-//! The thread of a ring: requests of the guest become bios, completions become answers.
+//! The thread of a ring: it executes requests of the guest inline or as bios, and answers them.
 //!
 //! ```text
-//! take chains ▸ plan ▸ push, submit ▸ reap ▸ answer ▸ call the guest ▸ spin ▸ sleep until a kick,
-//!                                                                a completion, or the end
+//! take chains ▸ plan ┬▸ execute inline ──────┬▸ answer ▸ show groups of answers ▸ call the guest
+//!                    └▸ push, submit ▸ reap ─┘
+//!       ▸ spin ▸ sleep until a kick, a completion, or the end
 //! ```
+//!
+//! A read or a write of whole physical blocks, whose data are one piece of memory, is executed
+//! inline if the channel does that. The others are pushed together, and the plug merges them.
 //!
 //! A thread owns its ring and a channel of the device, takes no lock, and allocates nothing per
 //! request. Bios point into the memory of the guest. Data whose buffers do not consist of whole
@@ -37,7 +41,9 @@ use blockyard_sync::pad::Padded;
 use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
 use crate::inflight::RingRecord;
 use crate::latency_sampler::LatencySampler;
-use crate::memory::{GuestMap, GuestPiece, REGIONS_MAX, copy_head, len_bytes, pop_byte, skip};
+use crate::memory::{
+    GuestMap, GuestPiece, REGIONS_MAX, for_each_head_piece, len_bytes, pop_byte, skip,
+};
 use crate::request::{
     BlkHeader, BlkStatus, HEADER_BYTES, Plan, RANGE_BYTES, ZONE_BYTES, report_header,
     zone_descriptor,
@@ -58,8 +64,12 @@ const SECTOR_BYTES: u64 = 8;
 const TAIL_BYTES_MAX: usize = (SECTOR_BYTES + STATUS_BYTES) as usize;
 /// The zones that a report reads at once.
 const REPORT_ZONES: usize = 64;
-/// The most requests that are taken before the guest is called.
+/// The most requests that are executed inline before the guest is called. Those that are pushed are
+/// one batch for the plug, as many as there is room for.
 const BATCH_MAX: usize = 32;
+/// The guest is shown the answer to a longer request at once, and called: the execution of others
+/// would delay it noticeably.
+const BATCHED_BYTES_MAX: u32 = 64 << 10;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -174,9 +184,9 @@ impl RunningQueue {
     }
 }
 
-/// A request in flight.
+/// A request that was taken and is not answered.
 #[derive(Clone, Copy, Debug)]
-struct InFlight {
+struct ActiveRequest {
     op: Op,
     /// The bios that have not completed.
     left: u32,
@@ -210,9 +220,9 @@ impl Tail {
 #[derive(Clone, Copy, Debug)]
 enum RequestStart {
     /// The bios are made.
-    InFlight(InFlight),
+    InFlight(ActiveRequest),
     /// It is executed, and not answered.
-    Executed(InFlight),
+    Executed(ActiveRequest),
     /// It has to wait for the bounce buffer.
     Waits,
     /// It has ended without a bio; the device wrote this many bytes of data.
@@ -228,13 +238,15 @@ struct QueueThread {
     descriptor: Option<RawFd>,
     /// The regions of the guest's memory in the channel, by their indexes.
     regions: Vec<RegionId>,
+    /// The length of a physical block, less one, in sectors.
+    physical_block_mask: u64,
     /// The chain that was taken last: its data, without the header and the tail.
     chain: Chain,
     /// The request of the chain, if it waits for the bounce buffer.
     held: Option<Plan>,
     bounce: Bounce,
     /// By the heads of chains.
-    slots: Vec<Option<InFlight>>,
+    slots: Vec<Option<ActiveRequest>>,
     /// By the heads of chains too.
     tails: Vec<Tail>,
     in_flight: usize,
@@ -270,12 +282,14 @@ impl QueueThread {
         let region = channel.register(Arc::clone(&memory));
         let pieces = Vec::with_capacity(PIECES_MAX);
         let entries = usize::from(setup.place.entries);
+        let physical_block_mask = setup.shape.physical_block_sectors.next_power_of_two() - 1;
         Ok(QueueThread {
             stop,
             ring,
             descriptor: channel.descriptor(),
             regions,
             channel,
+            physical_block_mask,
             chain: Chain::new(PIECES_MAX),
             held: None,
             bounce: Bounce { memory, region, is_used: false, pieces },
@@ -360,12 +374,13 @@ impl QueueThread {
         self.start_held();
         let mut taken = 0;
         self.executes_inline = true;
-        while taken < BATCH_MAX
+        while (taken < BATCH_MAX || !self.bios.is_empty())
             && self.has_room()
             && !self.is_stopping()
             && self.ring.take(&mut self.chain)?
         {
-            if self.slots[usize::from(self.chain.head)].is_some() {
+            let head = self.chain.head;
+            if self.slots[usize::from(head)].is_some() || self.ring.is_unpublished(head) {
                 return Err(RingFault("a chain is available again before it was answered"));
             }
             let planned = self.plan()?;
@@ -394,7 +409,9 @@ impl QueueThread {
             self.begin(planned);
             while !self.has_room() {
                 self.start_held();
-                if self.execute() == 0 {
+                let reaped = self.execute();
+                self.call();
+                if reaped == 0 {
                     self.channel.wait(Some(Instant::now() + COMPLETION_POLL_INTERVAL));
                 }
             }
@@ -424,7 +441,7 @@ impl QueueThread {
         let tail = &mut tails[usize::from(chain.head)];
         tail.count = 0;
         if header.returns_sector() {
-            if !copy_head(&chain.writable, SECTOR_BYTES, |piece| tail.push(piece)) {
+            if !for_each_head_piece(&chain.writable, SECTOR_BYTES, |piece| tail.push(piece)) {
                 return Err(RingFault("an append has no room for its sector"));
             }
             chain.writable.clear();
@@ -461,7 +478,12 @@ impl QueueThread {
                 self.slots[usize::from(head)] = Some(request);
                 self.in_flight += 1;
             }
-            RequestStart::Executed(request) => self.finish(head, request, None),
+            RequestStart::Executed(request) => {
+                self.finish(head, request, None);
+                if request.bytes > BATCHED_BYTES_MAX {
+                    self.call();
+                }
+            }
             RequestStart::Waits => self.held = Some(plan),
             RequestStart::Ended(status, written) => self.answer(head, status, None, written),
         }
@@ -471,13 +493,14 @@ impl QueueThread {
     fn start_io(&mut self, mut bio: Bio) -> RequestStart {
         // VIRTIO 1.3, 2.7.4.2: a chain has less than 4 GiB.
         let bytes = u32::try_from(bio.sectors * 512).unwrap_or(u32::MAX);
-        let request = InFlight { op: bio.op, left: 0, failed: None, bytes, uses_bounce: false };
+        let request =
+            ActiveRequest { op: bio.op, left: 0, failed: None, bytes, uses_bounce: false };
         let pieces = match bio.op {
             Op::Read => &self.chain.writable,
             Op::Write | Op::ZoneAppend => &self.chain.readable,
             _ => {
                 self.bios.push(bio);
-                return RequestStart::InFlight(InFlight { left: 1, ..request });
+                return RequestStart::InFlight(ActiveRequest { left: 1, ..request });
             }
         };
         if bio.op != Op::Read && self.setup.write_through {
@@ -488,23 +511,11 @@ impl QueueThread {
         if is_odd || (bio.op == Op::ZoneAppend && pieces.len() > 1) {
             return self.start_bounced(bio, request);
         }
-        // Bios that are made go first: those of a killed server must keep their order.
-        if let [piece] = **pieces
-            && self.executes_inline
-            && self.bios.is_empty()
-            && bio.op != Op::ZoneAppend
-            && bio.flags == Flags::NONE
+        if let [piece] = pieces[..]
+            && let Some(status) = self.execute_inline(&bio, piece)
         {
-            let region = self.regions[usize::from(piece.region)];
-            let buf = BufRef { region, offset: piece.offset };
-            match self.execute_inline(&bio.with_buf(buf)) {
-                Some(Status::Ok) => return RequestStart::Executed(request),
-                Some(status) => {
-                    let failed = Some((bio.sector, status));
-                    return RequestStart::Executed(InFlight { failed, ..request });
-                }
-                None => self.executes_inline = false,
-            }
+            let failed = (!status.is_ok()).then_some((bio.sector, status));
+            return RequestStart::Executed(ActiveRequest { failed, ..request });
         }
         let pieces = if bio.op == Op::Read { &self.chain.writable } else { &self.chain.readable };
         let mut sector = bio.sector;
@@ -516,27 +527,43 @@ impl QueueThread {
             sector += sectors;
         }
         // At most PIECES_MAX.
-        RequestStart::InFlight(InFlight { left: pieces.len() as u32, ..request })
+        RequestStart::InFlight(ActiveRequest { left: pieces.len() as u32, ..request })
     }
 
-    /// Executes a read or a write inline; `None` if it has to be pushed.
-    fn execute_inline(&mut self, bio: &Bio) -> Option<Status> {
-        let Bio { op, sector, sectors, buf, .. } = *bio;
+    /// Executes a bio with one piece of data inline; `None` if it has to be pushed.
+    #[inline]
+    fn execute_inline(&mut self, bio: &Bio, piece: GuestPiece) -> Option<Status> {
+        let Bio { op, sector, sectors, flags, .. } = *bio;
+        // Bios that are made go first: those of a killed server must keep their order. A part of a
+        // physical block costs the device the whole one, and the plug may merge it with others.
+        if !self.executes_inline
+            || !self.bios.is_empty()
+            || op == Op::ZoneAppend
+            || flags != Flags::NONE
+            || (sector.0 | sectors) & self.physical_block_mask != 0
+        {
+            return None;
+        }
+        let region = self.regions[usize::from(piece.region)];
+        let buf = BufRef { region, offset: piece.offset };
         let QueueThread { channel, samplers, .. } = self;
         let sampler = &mut samplers[usize::from(op != Op::Read)];
-        if !sampler.is_due() {
-            let status = channel.execute_inline(op, sector, sectors, buf)?;
-            sampler.untimed();
-            return Some(status);
+        let start = sampler.is_due().then(|| Monotonic.now());
+        let Some(status) = channel.execute_inline(op, sector, sectors, buf) else {
+            self.executes_inline = false;
+            return None;
+        };
+        match start {
+            Some(start) => {
+                channel.note_latency(op, Monotonic.now().since(start), sampler.timed());
+            }
+            None => sampler.untimed(),
         }
-        let start = Monotonic.now();
-        let status = channel.execute_inline(op, sector, sectors, buf)?;
-        channel.note_latency(op, Monotonic.now().since(start), sampler.timed());
         Some(status)
     }
 
     /// Makes the bio of an operation whose data go through the bounce buffer.
-    fn start_bounced(&mut self, bio: Bio, request: InFlight) -> RequestStart {
+    fn start_bounced(&mut self, bio: Bio, request: ActiveRequest) -> RequestStart {
         let bytes = bio.sectors * 512;
         if bytes > BOUNCE_BYTES {
             return RequestStart::Ended(BlkStatus::IoErr, 0);
@@ -558,7 +585,7 @@ impl QueueThread {
             }
         }
         self.bios.push(bio.with_buf(BufRef { region: bounce.region, offset: 0 }));
-        RequestStart::InFlight(InFlight { left: 1, uses_bounce: true, ..request })
+        RequestStart::InFlight(ActiveRequest { left: 1, uses_bounce: true, ..request })
     }
 
     /// Makes the bios of a discard or write-zeroes, after all its segments are checked.
@@ -583,7 +610,7 @@ impl QueueThread {
             }
         }
         let (left, bytes, uses_bounce) = (count, 0, false);
-        RequestStart::InFlight(InFlight { op, left, failed: None, bytes, uses_bounce })
+        RequestStart::InFlight(ActiveRequest { op, left, failed: None, bytes, uses_bounce })
     }
 
     /// Reports zones, as many as there is room for: VIRTIO 1.3, 5.2.6. Returns the number of bytes.
@@ -649,8 +676,8 @@ impl QueueThread {
     }
 
     /// Answers a request that is executed; `landed` is the sector of an append.
-    fn finish(&mut self, head: u16, request: InFlight, landed: Option<Sector>) {
-        let InFlight { op, failed, bytes, uses_bounce, .. } = request;
+    fn finish(&mut self, head: u16, request: ActiveRequest, landed: Option<Sector>) {
+        let ActiveRequest { op, failed, bytes, uses_bounce, .. } = request;
         if let Some((sector, status)) = failed {
             let status = self.status_of(op, sector, status);
             return self.answer(head, status, None, 0);
@@ -708,8 +735,9 @@ impl QueueThread {
         self.ring.answer(head, written.saturating_add(len as u32));
     }
 
-    /// Tells the guest of answers, if it wants to know.
+    /// Shows the guest all answers, and tells it of them if it wants to know.
     fn call(&mut self) {
+        self.ring.publish();
         if self.ring.wants_call() {
             self.tell();
         }
@@ -758,6 +786,7 @@ impl QueueThread {
                 return (now, Some(waiting));
             }
             if self.execute() > 0 || self.is_stopping() {
+                self.call();
                 return (now, Some(1));
             }
             if now == window {

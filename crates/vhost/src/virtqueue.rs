@@ -214,9 +214,9 @@ pub(crate) struct Virtqueue {
     next_used: u16,
     /// The answers that [`Virtqueue::wants_call`] has not considered.
     answers: u16,
-    /// The heads of the answers that the guest does not see yet, and their number.
-    heads: [u16; UNPUBLISHED_MAX],
-    unpublished: usize,
+    /// The heads of the answers that the guest does not see yet.
+    unpublished_heads: [u16; UNPUBLISHED_MAX],
+    unpublished_count: usize,
     record: Option<RingRecord>,
     /// The chains that were taken and not answered when the server ended.
     unanswered: VecDeque<u16>,
@@ -274,8 +274,8 @@ impl Virtqueue {
             seen_available: next_available,
             next_used,
             answers: 0,
-            heads: [0; UNPUBLISHED_MAX],
-            unpublished: 0,
+            unpublished_heads: [0; UNPUBLISHED_MAX],
+            unpublished_count: 0,
             record,
             unanswered: unanswered.unwrap_or_default().into(),
         })
@@ -336,7 +336,7 @@ impl Virtqueue {
     }
 
     /// Answers a chain, which the ring has: the device wrote this many bytes. The guest sees the
-    /// answer at the latest when [`Virtqueue::wants_call`] is asked.
+    /// answer after [`Virtqueue::publish`], or as one of a group of [`UNPUBLISHED_MAX`].
     pub(crate) fn answer(&mut self, head: u16, written: u32) {
         let slot = ENTRIES_AT + USED_BYTES * u64::from(self.next_used % self.entries);
         // Made in a register: to load what two stores have just put together would wait for all
@@ -345,16 +345,26 @@ impl Virtqueue {
         self.map.copy_to(self.used, slot, entry.to_le_bytes());
         self.next_used = self.next_used.wrapping_add(1);
         self.answers = self.answers.saturating_add(1);
-        self.heads[self.unpublished] = head;
-        self.unpublished += 1;
-        if self.unpublished == UNPUBLISHED_MAX {
+        self.unpublished_heads[self.unpublished_count] = head;
+        self.unpublished_count += 1;
+        if self.unpublished_count == UNPUBLISHED_MAX {
             self.publish();
         }
     }
 
+    /// Whether a chain is answered, and the guest does not see the answer yet. It must not make the
+    /// chain available again before.
+    #[inline]
+    pub(crate) fn is_unpublished(&self, head: u16) -> bool {
+        self.unpublished_heads[..self.unpublished_count].contains(&head)
+    }
+
     /// Lets the guest see all answers.
-    fn publish(&mut self) {
-        let heads = &self.heads[..self.unpublished];
+    pub(crate) fn publish(&mut self) {
+        if self.unpublished_count == 0 {
+            return;
+        }
+        let heads = &self.unpublished_heads[..self.unpublished_count];
         if let Some(record) = &self.record {
             record.answering(heads);
         }
@@ -363,14 +373,13 @@ impl Virtqueue {
         if let Some(record) = &self.record {
             record.answered(heads, self.next_used);
         }
-        self.unpublished = 0;
+        self.unpublished_count = 0;
     }
 
-    /// Whether there are answers since the last time, and the guest wants to be told about them.
+    /// Whether there are answers since the last time, and the guest wants to be told about them. It
+    /// must see all of them: [`Virtqueue::publish`].
     pub(crate) fn wants_call(&mut self) -> bool {
-        if self.unpublished > 0 {
-            self.publish();
-        }
+        debug_assert_eq!(self.unpublished_count, 0, "the guest sees all answers");
         let answers = std::mem::take(&mut self.answers);
         if answers == 0 {
             return false;
@@ -414,7 +423,11 @@ impl Virtqueue {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
     use super::*;
+    use crate::inflight;
     use crate::memory::tests::map;
 
     const ENTRIES: u16 = 8;
@@ -469,6 +482,15 @@ mod tests {
 
         /// Sets up a ring whose indexes begin at `base`, with chains of one buffer each.
         fn ring(&self, base: u16, event_idx: bool) -> Virtqueue {
+            self.recorded_ring(base, event_idx, None)
+        }
+
+        fn recorded_ring(
+            &self,
+            base: u16,
+            event_idx: bool,
+            record: Option<RingRecord>,
+        ) -> Virtqueue {
             for head in 0..ENTRIES {
                 let from = 0x1000 + 0x100 * u64::from(head);
                 self.put_descriptor(16 * u64::from(head), from, 1, ChainDescriptor::WRITE, 0);
@@ -476,7 +498,7 @@ mod tests {
             self.set(AVAILABLE + 2, base);
             self.set(USED + 2, base);
             let place = RingPlace { next_available: base, ..PLACE };
-            Virtqueue::new(&place, Arc::clone(&self.map), None, event_idx).unwrap()
+            Virtqueue::new(&place, Arc::clone(&self.map), record, event_idx).unwrap()
         }
 
         /// Makes a chain available.
@@ -506,6 +528,7 @@ mod tests {
             ring.answer(chain.head, 1);
             count += 1;
         }
+        ring.publish();
         count
     }
 
@@ -538,10 +561,56 @@ mod tests {
             assert_eq!(driver.get(AVAILABLE_EVENT), index);
             // The event of the last answer.
             driver.set(USED_EVENT, index.wrapping_sub(1));
+            ring.publish();
             assert!(ring.wants_call(), "{index}");
             assert_eq!(driver.get(USED + 2), index, "all answers");
         }
         assert!(index < 65_530, "the indexes wrapped");
+    }
+
+    /// A server may be killed between any two stores: then each chain was answered, is found in the
+    /// record, or is taken next, and that once.
+    #[test]
+    fn no_chain_is_lost_or_answered_twice_if_the_server_is_killed_between_two_stores() {
+        const BASE: u16 = 65_533;
+        let driver = Rc::new(Driver::new());
+        let record = inflight::tests::map().ring(0, ENTRIES).unwrap();
+        let mut ring = driver.recorded_ring(BASE, true, Some(record));
+        let chains = [5, 2, 7, 0, 1, 4, 3];
+        chains.iter().for_each(|head| driver.offer(*head));
+        let states = Rc::new(RefCell::new(Vec::new()));
+        let observer = {
+            let (driver, states) = (Rc::clone(&driver), Rc::clone(&states));
+            move |record: &RingRecord| {
+                let used = driver.get(USED + 2);
+                let answered = used.wrapping_sub(BASE);
+                let unanswered = record.recover_copy(used).unwrap();
+                let next = usize::from(answered) + unanswered.len();
+                let answers = (0..answered).map(|index| driver.answer(BASE.wrapping_add(index)).0);
+                let mut all: Vec<u16> = answers.map(|head| head as u16).collect();
+                all.extend(unanswered);
+                all.extend(&chains[next..]);
+                all.sort_unstable();
+                assert_eq!(all, [0, 1, 2, 3, 4, 5, 7], "{answered} answers");
+                states.borrow_mut().push(answered);
+            }
+        };
+        inflight::tests::observe(Box::new(observer), || {
+            let mut chain = chain();
+            (0..6).for_each(|_| assert_eq!(ring.take(&mut chain), Ok(true)));
+            // A group, and the answers of a batch that ends.
+            [7, 5, 1, 0, 4].iter().for_each(|head| ring.answer(*head, 1));
+            ring.publish();
+            assert_eq!(ring.take(&mut chain), Ok(true));
+            [3, 2].iter().for_each(|head| ring.answer(*head, 1));
+            ring.publish();
+        });
+        let states = states.borrow();
+        let of = |answered| states.iter().filter(|state| **state == answered).count();
+        // Two stores for each chain that is taken; for a group of `n` answers `n` before the index,
+        // and `n + 1` after it.
+        assert_eq!([of(0), of(4), of(5), of(7)], [16, 6, 6, 3]);
+        assert_eq!(states.len(), 31);
     }
 
     #[test]

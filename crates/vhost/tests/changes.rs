@@ -362,10 +362,15 @@ fn requests_that_a_killed_server_had_taken_are_executed_in_their_order() {
         let at = DATA + number * 8192;
         guest.put(at, &print_header(kind, 0));
         guest.put(at + 16, &[0xff]);
-        guest.put(at + 4096, &[data; 512]);
+        guest.put(at + 4096, &[data; 1024]);
         let is_written = kind == kind::IN;
-        let data = guest::Buffer { at: at + 4096, len: 512, is_written };
-        guest.rings[0].chain(&memory, &[out(at, 16), data, into(at + 16, 1)])
+        let data = |at, len| guest::Buffer { at, len, is_written };
+        let mut buffers = vec![out(at, 16), data(at + 4096, 512), into(at + 16, 1)];
+        if number == 1 {
+            // Data in two pieces are not executed inline.
+            buffers.insert(2, data(at + 4608, 512));
+        }
+        guest.rings[0].chain(&memory, &buffers)
     };
     let first = chain(&mut guest, 0, kind::OUT, 1);
     let second = chain(&mut guest, 1, kind::OUT, 2);
@@ -383,8 +388,10 @@ fn requests_that_a_killed_server_had_taken_are_executed_in_their_order() {
         assert_eq!(guest.get(DATA + number * 8192 + 16, 1), [0], "{number}");
     }
     assert_eq!(guest.get(DATA + 2 * 8192 + 4096, 512), [1; 512], "in the order of the record");
+    // A write that was executed inline before the one of the record would be lost.
     assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![3; 512]));
-    assert_eq!(served.server.info().requests, 5);
+    assert_eq!(guest.request(kind::IN, 1, &[], 512), (0, vec![2; 512]));
+    assert_eq!(served.server.info().requests, 6);
 }
 
 /// An append that is executed twice would leave its data twice.

@@ -5,8 +5,12 @@ mod guest;
 
 use std::sync::Arc;
 
-use blockyard_core::inject::Injection;
-use blockyard_null::NullConfig;
+use blockyard_core::channel::ChannelConfig;
+use blockyard_core::inject::{Injection, Rule};
+use blockyard_core::middleware::Faulty;
+use blockyard_core::{Composed, Disk, Op, Sector, Status};
+use blockyard_null::{Null, NullConfig};
+use blockyard_ram::{Ram, RamConfig};
 use blockyard_vhost::config_space::feature;
 use blockyard_vhost::request::kind;
 use guest::{
@@ -409,4 +413,70 @@ fn rings_are_served_concurrently_each_by_its_thread() {
             assert!(status == 0 && back == bytes(round * 4 + ring, 4096));
         }
     }
+}
+
+/// Makes one request of 4 KiB for each of these blocks available at once, and waits for them.
+/// Returns the statuses.
+fn request_blocks(guest: &mut Guest, kind: u32, blocks: std::ops::Range<u64>) -> Vec<u8> {
+    let (memory, count) = (guest.memory.clone(), blocks.end - blocks.start);
+    let at = |index: u64| DATA + 8192 * index;
+    let offer = |(index, block): (u64, u64)| {
+        guest.put(at(index), &print_header(kind, 8 * block));
+        guest.put(at(index) + 16, &[0xff]);
+        let is_written = kind == kind::IN;
+        let data = Buffer { at: at(index) + 4096, len: 4096, is_written };
+        guest.rings[0].chain(&memory, &[out(at(index), 16), data, into(at(index) + 16, 1)])
+    };
+    let heads: Vec<u16> = (0..).zip(blocks).map(offer).collect();
+    guest.rings[0].make_all_available(&memory, &heads);
+    guest.kick(0);
+    heads.iter().for_each(|_| _ = guest.answer(0));
+    (0..count).map(|index| guest.get(at(index) + 16, 1)[0]).collect()
+}
+
+/// Requests that are executed inline are not merged; counts, latencies and injected faults are as
+/// those of the others.
+#[test]
+fn requests_of_a_device_that_completes_at_once_are_executed_inline() {
+    let device = Faulty::new(Null::open(plain()).unwrap(), 1);
+    let disk = Composed::new("f".to_owned(), "null", device, ChannelConfig::default());
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    let served = serve(Arc::clone(&disk));
+    let mut guest = Guest::connect(&served, 1, 0);
+    // The first request after a change of the rules is pushed.
+    assert_eq!(guest.request(kind::IN, 0, &[], 4096).0, 0);
+    for round in 1..=10 {
+        assert_eq!(request_blocks(&mut guest, kind::IN, 0..32), [0; 32]);
+        let stats = disk.stats();
+        let reads = stats.op(Op::Read);
+        assert_eq!((reads.ops, reads.sectors, reads.merges), (1 + 32 * round, 8 + 256 * round, 0));
+        // A sample counts for the requests since the one before.
+        let timed: u64 = stats.read_latency.iter().sum();
+        assert!((reads.ops - 31..=reads.ops).contains(&timed), "{timed} of {}", reads.ops);
+    }
+    let rule =
+        Rule { op: Some(Op::Read), start: Sector(64), sectors: 8, ..Rule::new(Status::Medium) };
+    disk.inject(&Injection::AddRule(rule)).unwrap();
+    let mut wanted = [0; 32];
+    wanted[8] = 1;
+    assert_eq!(request_blocks(&mut guest, kind::IN, 0..32), wanted);
+    disk.inject(&Injection::RemoveRules).unwrap();
+    assert_eq!(request_blocks(&mut guest, kind::IN, 0..32), [0; 32]);
+    assert_eq!(served.server.info().errors, 1);
+    assert_eq!(disk.stats().op(Op::Read).errors, 1);
+}
+
+/// A write of 4 KiB makes a RAM disk with units of 64 KiB compress a unit again: 40 writes were 40
+/// compressions, and a batch was not longer than 32.
+#[test]
+fn parts_of_physical_blocks_are_merged() {
+    let config = RamConfig { size: 16 << 20, unit: 64 << 10, ..RamConfig::default() };
+    let device = Ram::open(config).unwrap();
+    let disk = Composed::new("r".to_owned(), "ram", device, ChannelConfig::default());
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    let served = serve(Arc::clone(&disk));
+    let mut guest = Guest::connect(&served, 1, 0);
+    assert_eq!(request_blocks(&mut guest, kind::OUT, 0..40), [0; 40]);
+    let stats = disk.stats();
+    assert_eq!((stats.op(Op::Write).ops, stats.op(Op::Write).merges), (40, 39));
 }
