@@ -321,9 +321,15 @@ impl Disk {
         self.file.sync_data()
     }
 
-    /// Overwrites a pool with zeros, as far as a search for data on the disk reads.
+    /// Overwrites a pool with zeros, as far as a search for data on the disk reads. The superblock
+    /// is first: a label that was lost alone would leave a pool of one copy.
     pub(crate) fn erase(&self) -> io::Result<()> {
         let len = self.len()?;
+        let mut zeros = Memory::new(LOCK_OWNER_AT).take_beyond(LOCK_OWNER_AT as usize);
+        zeros.fill(0);
+        let superblock = self.part(0, LOCK_OWNER_AT);
+        superblock.write_at(0, &[&zeros])?;
+        superblock.sync()?;
         contents::wipe(&self.part(0, len), len)
     }
 

@@ -56,7 +56,8 @@ Examples:
 /// Options of commands after which a copy is resynced.
 #[derive(Args, Debug)]
 pub(crate) struct ResyncOptions {
-    /// Use a disk that holds other data, which is lost; a disk with a pool is still refused
+    /// Erase what NEW holds: a copy that was detached or replaced, or other data on a disk. A pool,
+    /// or a copy that belongs to one, is still refused
     #[arg(long)]
     pub(crate) force: bool,
     /// Compare at most this number of bytes per second; 0: any number [default: unchanged]

@@ -74,7 +74,7 @@ fn joins(label: &Label, set: [u8; 16]) -> bool {
 }
 
 /// Whether a copy was detached from the pool of another copy, or replaced by that one.
-fn has_left(label: &Label, stays: &Label) -> bool {
+pub(super) fn has_left(label: &Label, stays: &Label) -> bool {
     let is_detached = label.set == stays.set && label.is_detached() && !stays.is_detached();
     is_detached || joins(label, stays.set) && stays.is_good()
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use blockyard_volume_format::label::{FILE, Label};
 use blockyard_volume_format::superblock::Superblock;
 
-use super::assemble::{NamedCopy, Terms, has_pool, label_empty, newest, read_label};
+use super::assemble::{NamedCopy, Terms, has_left, has_pool, label_empty, newest, read_label};
 use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool, only};
 use crate::error::{CopiesError, StoreError};
@@ -83,36 +83,61 @@ pub fn attach<D: SegmentStore, V: VerifyPool>(
 }
 
 /// Checks a directory or disk that is to become a copy of a pool in use, and sets the layout of the
-/// pool there. `count_max` is the number of segments to which the pool may grow.
+/// pool there. `count_max` is the number of segments to which the pool may grow. Returns whether it
+/// has a copy that has left its pool, and is to be erased: that needs `consent`.
 ///
 /// # Errors
 /// If it is not empty, or shorter than the pool.
 pub(super) fn check_new<D: SegmentStore>(
     mirror: &Mirror<D>,
-    empty: &D,
+    new: &D,
     count_max: usize,
-) -> Result<(), StoreError> {
-    let title = empty.title();
-    if let Some((label, _)) = read_label(empty)? {
-        let what = match label.is_detached() {
-            true => {
-                format!("a copy that was detached from the pool at `{}`", label.other.display())
-            }
-            false => format!("a copy (`{FILE}`)"),
-        };
-        return Err(CopiesError::NotEmpty { path: title, what }.into());
+    consent: bool,
+) -> Result<bool, StoreError> {
+    let title = new.title();
+    let label = read_label(new)?.map(|(label, _)| label);
+    match &label {
+        None => check_empty(new, &title)?,
+        Some(label) => check_left(mirror, label, &title, consent)?,
     }
-    check_empty(empty, &title)?;
     let layout = mirror.0.layout()?;
-    empty.set_layout(layout, false)?;
-    let (wanted, found) = (count_max, empty.segments_max());
+    new.set_layout(layout, false)?;
+    let (wanted, found) = (count_max, new.segments_max());
     if found >= wanted {
-        return Ok(());
+        return Ok(label.is_some());
     }
     let bytes = layout.segment_bytes;
     let value = format!("{title}, with space for {found} segments of {bytes} bytes");
     let wanted = format!("space for {wanted}, as the pool has: a disk that is as long");
     Err(StoreError::Invalid { field: "new", value, wanted })
+}
+
+/// Refuses a copy, unless it has left its pool and may be erased.
+fn check_left<D: SegmentStore>(
+    mirror: &Mirror<D>,
+    label: &Label,
+    title: &str,
+    consent: bool,
+) -> Result<(), StoreError> {
+    // The process may have been killed before the label of a copy that was replaced said so.
+    let is_replaced = || {
+        let members = mirror.0.members();
+        members.good().any(|it| {
+            let stays = read_label(it.directory()).ok().flatten();
+            stays.is_some_and(|(stays, _)| has_left(label, &stays))
+        })
+    };
+    // While a copy joins, its label has a cursor.
+    let has_left = label.is_detached() && label.cursor.is_none() || is_replaced();
+    let what = match has_left {
+        true if consent => return Ok(()),
+        true => format!(
+            "a copy that was detached from the pool at `{}`; --force (`\"force\": true`) erases it",
+            label.other.display()
+        ),
+        false => format!("a copy (`{FILE}`)"),
+    };
+    Err(CopiesError::NotEmpty { path: title.to_owned(), what }.into())
 }
 
 /// The label of a pool that may get a second copy; `None` if it never had one.

@@ -16,8 +16,8 @@ use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::StoreError;
 use crate::{
-    PoolBacking, PoolStore, Purpose, SegmentStore as _, StoreKind, StoreLocation as _, is_pool,
-    no_pool, superblock_at,
+    PoolBacking, PoolStore, Purpose, SegmentFiles as _, SegmentStore as _, StoreKind,
+    StoreLocation as _, is_pool, no_pool, superblock_at,
 };
 
 /// The paths of a pool.
@@ -367,8 +367,9 @@ fn same_kind(path: &Path, second: &Path, field: &'static str) -> Result<(), Stor
 }
 
 /// Locks an empty directory or an empty disk, which is to become a copy of a pool that is in use,
-/// and examines it. With `consent`, other data on a disk are overwritten. `used_bytes` is the
-/// length of the segments that the pool has, and `count_max` their number to which it may grow.
+/// and examines it. With `consent`, other data on a disk are overwritten, and a copy that has left
+/// its pool is erased. `used_bytes` is the length of the segments that the pool has, and
+/// `count_max` their number to which it may grow.
 ///
 /// # Errors
 /// If it is in use, not empty, too small, or of another kind than the copies of the pool.
@@ -399,8 +400,17 @@ pub fn take_new(
     }
     same_kind(&mirror.path(), &real, "new")?;
     let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
-    let store = PoolStore::take_for(&real, purpose)?.with(kind)?;
-    attach::check_new(mirror, &store, count_max)?;
+    let take = || PoolStore::take_for(&real, purpose)?.with(kind);
+    let mut store = take()?;
+    if attach::check_new(mirror, &store, count_max, consent)? {
+        let shown = real.display();
+        tracing::warn!("{shown}: erasing the copy that has left its pool, as requested");
+        store.erase().map_err(StoreError::io(format!("cannot erase `{shown}`")))?;
+        // What was recognised there is gone.
+        drop(store);
+        store = take()?;
+        attach::check_new(mirror, &store, count_max, false)?;
+    }
     let growth = store.growth_bytes();
     if growth < used_bytes {
         let found = Bytes(growth);

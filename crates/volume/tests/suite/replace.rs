@@ -82,6 +82,15 @@ fn copies_in_directories_join_and_leave_while_a_client_writes() {
     drop(Running::open(&other, options()).unwrap());
     let error = refused(&running, &other, None);
     assert!(error.contains("it holds a pool"), "{error}");
+    let [first, second] = ["first", "second"].map(|name| directory(&place, name));
+    let paths = PoolPaths { path2: Some(second.clone()), ..PoolPaths::of(&first) };
+    drop(Running::open_places(&paths, options()).unwrap());
+    // A pool counts on these: consent does not suffice.
+    for (path, what) in [(&other, "it holds a pool"), (&second, "it holds a copy (`copy`)")] {
+        let error = running.attach(path, None, true).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+        assert!(is_pool(path).unwrap());
+    }
     let error = refused(&running, &place.path().join("none"), None);
     assert!(error.starts_with("invalid new") && error.contains("mkdir"), "{error}");
     let error = refused(&running, &a, None);
@@ -136,6 +145,20 @@ fn a_pool_grows_when_its_disk_is_replaced_by_a_larger_one() {
     let volume = open(&small);
     let running = Arc::clone(volume.running());
     fill(&volume, 1);
+    // Regression: a disk whose copy was detached was refused.
+    let again = disk(&place, "again", 96 * MIB);
+    running.attach(&again, None, false).unwrap();
+    running.wait_for_resync();
+    running.detach(&again).unwrap();
+    fill(&volume, 2);
+    let error = refused(&running, &again, None);
+    assert!(error.contains("was detached from the pool") && error.contains("--force"), "{error}");
+    running.attach(&again, None, true).unwrap();
+    running.wait_for_resync();
+    let copies = running.status().unwrap().copies;
+    assert!(copies.len() == 2 && copies.iter().all(|copy| copy.state.is_good()), "{copies:?}");
+    running.detach(&again).unwrap();
+    fill(&volume, 1);
     let error = refused(&running, &disk(&place, "short", 90 * MIB), Some(&small));
     assert!(error.contains("a disk that is as long"), "{error}");
     let error = refused(&running, &directory(&place, "directory"), Some(&small));
@@ -147,6 +170,10 @@ fn a_pool_grows_when_its_disk_is_replaced_by_a_larger_one() {
     let after = running.status().unwrap().available_bytes;
     assert!(after > before + 64 * MIB, "{before} {after}");
     assert_eq!(running.path(), large);
+    // Nothing of a disk that is too short is erased.
+    let error = running.attach(&small, None, true).unwrap_err().to_string();
+    assert!(error.contains("a disk that is as long"), "{error}");
+    assert!(is_pool(&small).unwrap());
     drop((volume, running));
     let volume = open(&large);
     verify(&volume, 2);
@@ -179,10 +206,11 @@ fn a_resync_is_limited_paused_and_continued_by_an_opening() {
     assert!(copies.len() == 2 && copies.iter().all(|copy| copy.state.is_good()), "{copies:?}");
     running.detach(&a).unwrap();
 
-    fs::remove_dir_all(&b).unwrap();
-    let b = directory(&place, "b");
+    // Regression: a directory whose copy was detached was refused.
+    let error = refused(&running, &b, Some(&c));
+    assert!(error.contains("was detached from the pool") && error.contains("--force"), "{error}");
     running.set_resync_rate(1);
-    running.attach(&b, Some(&c), false).unwrap();
+    running.attach(&b, Some(&c), true).unwrap();
     fill(&volume, 2);
     drop((volume, running));
     // A configuration may name the new copy already.
