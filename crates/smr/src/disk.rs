@@ -18,7 +18,7 @@ use std::io;
 
 use blockyard_core::inject::{Injection, ZoneFault};
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{DeviceError, SECTOR_SHIFT, Sector};
+use blockyard_core::{DeviceError, Extent, SECTOR_SHIFT, Sector};
 use blockyard_sync::zone_resources::{ZoneCounts, ZoneLimits};
 
 use crate::cdb::{Blocks, CdbError, Command};
@@ -219,6 +219,16 @@ impl<M: Media> ScsiTransport for Disk<M> {
             Ok(outcome) => Ok(outcome),
             Err(Stop::Refused(sense)) => Ok(Outcome::check(sense)),
             Err(Stop::Transport(error)) => Err(error),
+        }
+    }
+
+    /// Of conventional zones the medium knows it. For data of sequential zones the write pointer
+    /// says where they end.
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let end = self.layout().first(self.layout().conventional_count()).start;
+        match end.0.saturating_sub(from.0) {
+            0 => Extent { sectors, allocated: true, zero: false },
+            conventional => self.media.extent(from, sectors.min(conventional)),
         }
     }
 

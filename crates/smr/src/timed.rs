@@ -7,7 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use blockyard_core::inject::Injection;
-use blockyard_core::{DeviceError, Nanos};
+use blockyard_core::{DeviceError, Extent, Nanos, Sector};
 
 use crate::cdb::{Blocks, Command};
 use crate::config::DiskConfig;
@@ -81,6 +81,10 @@ impl<T: ScsiTransport> ScsiTransport for Timed<T> {
 
     fn bytes_max(&self) -> usize {
         self.inner.bytes_max()
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.inner.extent(from, sectors)
     }
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {

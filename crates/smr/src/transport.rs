@@ -4,7 +4,7 @@
 use std::io;
 
 use blockyard_core::inject::Injection;
-use blockyard_core::{DeviceError, Nanos};
+use blockyard_core::{DeviceError, Extent, Nanos, Sector};
 
 use crate::sense::{ScsiStatus, Sense};
 
@@ -126,6 +126,12 @@ pub trait ScsiTransport: Send + Sync {
         1 << 20
     }
 
+    /// The allocation state of a range, as [`blockyard_core::Device::extent`].
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let _ = from;
+        Extent { sectors, allocated: true, zero: false }
+    }
+
     /// Injects a fault that only this unit implements, such as a zone that becomes read-only, or a
     /// power cut.
     ///
@@ -152,6 +158,10 @@ impl<T: ScsiTransport + ?Sized> ScsiTransport for std::sync::Arc<T> {
 
     fn bytes_max(&self) -> usize {
         (**self).bytes_max()
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        (**self).extent(from, sectors)
     }
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {

@@ -113,9 +113,8 @@ fn an_image_restores_every_condition_and_all_data() {
     }
 }
 
-/// Zones that were partly written came first, and left no active zone for one that is full.
-/// The bug: of a disk that does not know its extents, conventional zones were saved in full, so
-/// that clients waited for seconds while a yard with an SMR disk without data was upgraded.
+/// The bug: an SMR disk in memory did not know its extents. Its conventional zones were saved, and
+/// later read, in full, so that clients waited for seconds while a yard with one was upgraded.
 #[test]
 fn zeros_at_the_end_of_conventional_zones_take_no_place() {
     for uri in [NULL, SMR] {
@@ -127,9 +126,13 @@ fn zeros_at_the_end_of_conventional_zones_take_no_place() {
         io.write(Sector(ZONE + 8), &[1; 4096], Flags::NONE).unwrap();
         io.write(Sector(ZONE + 16), &[0; 4096], Flags::NONE).unwrap();
         assert_eq!((saved().zones, saved().bytes), (1, 8192), "{uri}");
+        let extents = [0, ZONE, ZONE + 24].map(|at| disk.extent(Sector(at), ZONE - 24));
+        let holes = extents.map(|extent| (extent.sectors, extent.zero));
+        assert_eq!(holes, [(ZONE - 24, true), (24, false), (ZONE - 24, true)], "{uri}");
     }
 }
 
+/// Zones that were partly written came first, and left no active zone for one that is full.
 #[test]
 fn an_image_is_loaded_by_a_device_with_as_many_active_zones_as_it_needs() {
     let disk = worked(NULL);

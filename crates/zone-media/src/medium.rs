@@ -2,6 +2,8 @@
 
 use std::io;
 
+use blockyard_core::{Extent, Sector};
+
 use crate::zone_word::ZoneRecord;
 
 /// A medium. All offsets and lengths are in bytes from the start of the disk and are multiples of
@@ -30,6 +32,13 @@ pub trait Media: Send + Sync {
     /// # Errors
     /// If the range cannot be zeroed.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// The allocation state of a range: the extent that starts at `from`, at most `sectors` long. A
+    /// medium without this information reports the whole range as data.
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let _ = from;
+        Extent { sectors, allocated: true, zero: false }
+    }
 
     /// Records the new state of a zone; durable after the next flush, and never before the data
     /// that the record counts as written. If several threads write to a zone, its records may

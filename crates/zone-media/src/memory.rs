@@ -1,5 +1,5 @@
 //! A medium in memory: one mapping of the whole disk, of which the system provides only the written
-//! pages.
+//! pages, and a bitmap of the pages that hold data.
 //!
 //! Threads that write to different places share no lock, not even the kernel's lock of a file: that
 //! is why this is not a file in memory. Concurrent I/O on the same bytes may tear, as on any disk:
@@ -9,10 +9,13 @@
 use std::io;
 use std::ptr::NonNull;
 
+use blockyard_core::{Extent, SECTOR_SHIFT, Sector};
+use blockyard_sync::page_bitmap::PageBitmap;
+
 use crate::medium::Media;
 use crate::zone_word::ZoneRecord;
 
-/// Granularity in which memory is freed.
+/// Granularity in which memory is freed, and in which the medium knows where data are.
 const PAGE_BYTES: u64 = 4096;
 
 /// A medium in memory; its contents are lost with the process.
@@ -24,10 +27,12 @@ pub struct MemoryMedium {
     /// Length of the mapping in bytes: whole pages.
     mapped: usize,
     zone_bytes: u64,
+    /// The pages that hold data.
+    written: PageBitmap,
 }
 
 // SAFETY: the mapping is accessed only through raw pointers, as the head of this file describes;
-// the other fields are plain numbers.
+// the other fields are plain numbers, and a bitmap that is Sync itself.
 unsafe impl Send for MemoryMedium {}
 // SAFETY: as for Send.
 unsafe impl Sync for MemoryMedium {}
@@ -40,6 +45,9 @@ impl MemoryMedium {
     pub fn new(len: u64, zone_bytes: u64) -> io::Result<MemoryMedium> {
         let mapped = len.max(1).next_multiple_of(PAGE_BYTES);
         let mapped = usize::try_from(mapped).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // Before the mapping: an early return would leak the mapping.
+        let pages = mapped as u64 / PAGE_BYTES;
+        let written = PageBitmap::new(pages).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous mapping at an address that the system chooses touches no other
         // memory.
         let base = unsafe {
@@ -60,7 +68,7 @@ impl MemoryMedium {
         // error, and the mapping works in any case.
         unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(MemoryMedium { base, len, mapped, zone_bytes })
+        Ok(MemoryMedium { base, len, mapped, zone_bytes, written })
     }
 
     /// Address of the byte at `offset`; checks that `len` bytes from there lie on the disk.
@@ -106,6 +114,8 @@ impl Media for MemoryMedium {
         let into = self.address(offset, from.len() as u64)?;
         // SAFETY: as in `read`, with source and destination exchanged.
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        let end = offset + from.len() as u64;
+        self.written.set_range(offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         Ok(())
     }
 
@@ -123,6 +133,8 @@ impl Media for MemoryMedium {
         }
         self.clear(offset, first)?;
         self.clear(after, end)?;
+        // Before the memory is freed, as the bitmap demands.
+        self.written.clear(first / PAGE_BYTES, after / PAGE_BYTES);
         // SAFETY: both ends are page boundaries of the mapping, and private anonymous memory reads
         // as zeros after MADV_DONTNEED.
         let answer = unsafe {
@@ -130,6 +142,15 @@ impl Media for MemoryMedium {
             libc::madvise(start, (after - first) as usize, libc::MADV_DONTNEED)
         };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        let end = (from + sectors).bytes();
+        let page = from.bytes() / PAGE_BYTES;
+        let (allocated, pages) = self.written.run(page, end.div_ceil(PAGE_BYTES));
+        let run_end = ((page + pages) * PAGE_BYTES).min(end);
+        let sectors = (run_end - from.bytes()) >> SECTOR_SHIFT;
+        Extent { sectors, allocated, zero: !allocated }
     }
 
     fn zone_changed(&self, _zone: u32, _state: ZoneRecord) -> io::Result<()> {
@@ -184,6 +205,18 @@ mod tests {
                 let mut found = vec![1; LEN as usize];
                 memory.read(0, &mut found).unwrap();
                 assert!(found == plain, "{start} to {end}");
+                let (mut at, sectors) = (0, LEN >> SECTOR_SHIFT);
+                while at < sectors {
+                    let extent = memory.extent(Sector(at), sectors - at);
+                    let bytes =
+                        Sector(at).bytes() as usize..Sector(at + extent.sectors).bytes() as usize;
+                    let is_zero = plain[bytes.clone()].iter().all(|byte| *byte == 0);
+                    assert!(is_zero || !extent.zero, "{start} to {end}: {extent:?} at {at}");
+                    // Whole pages of zeros are freed.
+                    let is_page = bytes.len() as u64 >= PAGE_BYTES;
+                    assert!(!is_zero || !is_page || extent.zero, "{start} to {end}: {extent:?}");
+                    at += extent.sectors;
+                }
             }
         }
         assert!(memory.zero(LEN, 1).is_err());

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use blockyard_core::inject::Injection;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
-use blockyard_core::{Device, DeviceError, Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry};
+use blockyard_core::{
+    Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector, ZoneGeometry,
+};
 
 use super::command;
 use super::error::SdError;
@@ -195,6 +197,10 @@ impl<T: ScsiTransport + 'static> Device for Sd<T> {
             return Err(DeviceError::OutOfRange { sector: from, sectors });
         }
         self.shared.report(from, zones_max, out)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.shared.transport.extent(from, sectors)
     }
 
     fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
