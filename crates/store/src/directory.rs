@@ -29,7 +29,7 @@ use rustix::io::Errno;
 
 use crate::buffer::Memory;
 use crate::error::StoreError;
-use crate::file::{self, OnDemand, Use};
+use crate::file::{self, ClosesAll, OnDemand, Use};
 use crate::lock::Lock;
 use crate::lock_owner::LockOwner;
 use crate::{PoolFile, Purpose, StoreFile};
@@ -78,6 +78,8 @@ pub(crate) struct DirectoryStore {
     superblock: Mutex<Option<Lock>>,
     /// A file of another program, if there is no pool.
     foreign: Option<String>,
+    /// Dropped after `open`.
+    _closes_all: ClosesAll,
 }
 
 impl DirectoryStore {
@@ -125,6 +127,7 @@ impl DirectoryStore {
         }
         let superblock = Mutex::default();
         let directory = DirectoryStore {
+            _closes_all: ClosesAll(Arc::downgrade(&open)),
             open,
             direct,
             purpose,
@@ -337,8 +340,8 @@ impl DirectoryStore {
             return Err(io::Error::other("it is not a regular file"));
         }
         self.check_links(name, found.st_nlink)?;
-        let (open, flags) = (Arc::clone(&self.open), self.flags());
-        let file = OnDemand::new(move || regular(&open, &segment_name(number as usize), flags));
+        let (name, flags) = (segment_name(number as usize), self.flags());
+        let file = OnDemand::new(&self.open, move |open| regular(open, &name, flags));
         let (len, blocks) = (found.st_size.cast_unsigned(), found.st_blocks.cast_unsigned());
         Ok(Some(PoolFile::on_demand(file, number, len, blocks * BLOCK_BYTES < len)))
     }

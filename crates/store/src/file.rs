@@ -241,19 +241,27 @@ pub(crate) enum Use {
     Write,
 }
 
+/// How a file is opened in its directory.
+type Open = dyn Fn(&File) -> io::Result<File> + Send + Sync;
+
 /// A file that is opened when it is needed.
 pub(crate) struct OnDemand {
-    open: Box<dyn Fn() -> io::Result<File> + Send + Sync>,
+    /// The directory, as long as the pool has it: an idle reader may keep this file, and must not
+    /// keep the directory open.
+    directory: Weak<File>,
+    open: Box<Open>,
     /// The file while it is open.
     file: RcuCell<Option<Arc<File>>>,
 }
 
 impl OnDemand {
-    /// A file that `open` opens when it is needed.
+    /// A file that `open` opens in a directory when it is needed.
     pub(crate) fn new(
-        open: impl Fn() -> io::Result<File> + Send + Sync + 'static,
+        directory: &Arc<File>,
+        open: impl Fn(&File) -> io::Result<File> + Send + Sync + 'static,
     ) -> Arc<OnDemand> {
-        Arc::new(OnDemand { open: Box::new(open), file: RcuCell::new(None) })
+        let (directory, open) = (Arc::downgrade(directory), Box::new(open));
+        Arc::new(OnDemand { directory, open, file: RcuCell::new(None) })
     }
 
     /// The open file, which stays open while the result is held.
@@ -269,12 +277,25 @@ impl OnDemand {
 
     #[cold]
     fn reopen(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
-        let opened = Arc::new(open_with_retry(what, &self.open)?);
+        let directory = self.directory.upgrade();
+        let directory =
+            directory.ok_or_else(|| io::Error::other("the pool does not have its directory"))?;
+        let opened = Arc::new(open_with_retry(what, || (self.open)(&directory))?);
         // Another thread may have opened it at the same moment.
         self.file.update(|file| Some(file.clone().unwrap_or_else(|| Arc::clone(&opened))));
         let file = (*self.file.get()).clone().unwrap_or(opened);
         open_files().add(self);
+        drop(directory);
+        // The directory was left meanwhile: `close_all_in` may have come before.
+        if self.directory.strong_count() == 0 {
+            self.leave();
+        }
         Ok(file)
+    }
+
+    /// Closes the file as soon as no call uses it.
+    fn leave(&self) {
+        self.file.update(|_| None);
     }
 
     /// Closes the file unless it is in use. Returns whether it is closed.
@@ -357,6 +378,25 @@ impl OpenFiles {
     }
 }
 
+/// Closes the files of a directory when this is dropped, which is after the directory itself: no
+/// file is opened there any more.
+#[derive(Debug)]
+pub(crate) struct ClosesAll(pub(crate) Weak<File>);
+
+impl Drop for ClosesAll {
+    fn drop(&mut self) {
+        let files = &mut open_files().files;
+        files.retain(|file| {
+            let Some(file) = file.upgrade() else { return false };
+            let is_here = Weak::ptr_eq(&file.directory, &self.0);
+            if is_here {
+                file.leave();
+            }
+            !is_here
+        });
+    }
+}
+
 /// Whether an error says that no descriptors are left in the process or the system. Like missing
 /// space, this is temporary and says nothing about the file.
 pub fn is_short(error: &io::Error) -> bool {
@@ -418,8 +458,26 @@ mod tests {
         });
     }
 
-    fn null() -> Arc<OnDemand> {
-        OnDemand::new(|| File::open("/dev/null"))
+    fn directory() -> Arc<File> {
+        Arc::new(File::open("/dev").unwrap())
+    }
+
+    fn null(directory: &Arc<File>) -> Arc<OnDemand> {
+        OnDemand::new(directory, |_| File::open("/dev/null"))
+    }
+
+    #[test]
+    fn files_of_a_directory_that_was_left_are_closed() {
+        let (directory, other) = (directory(), directory());
+        let closes_all = ClosesAll(Arc::downgrade(&directory));
+        let [one, another] = [&directory, &other].map(null);
+        let in_use = one.get(Use::Read).unwrap();
+        another.get(Use::Read).unwrap();
+        drop(directory);
+        drop(closes_all);
+        assert!(one.file.get().is_none() && another.file.get().is_some());
+        assert_eq!(Arc::strong_count(&in_use), 1, "the call that uses it closes it");
+        assert!(one.get(Use::Read).is_err());
     }
 
     /// Regression: a read failed with an I/O error while the process had no descriptor left. Five
@@ -440,7 +498,8 @@ mod tests {
 
     #[test]
     fn a_file_in_use_is_not_closed() {
-        let file = null();
+        let directory = directory();
+        let file = null(&directory);
         let in_use = file.get(Use::Read).unwrap();
         assert!(Arc::ptr_eq(&in_use, &file.get(Use::Read).unwrap()), "it is opened once");
         assert!(!file.close() && file.file.get().is_some());
@@ -451,7 +510,8 @@ mod tests {
 
     #[test]
     fn the_one_opened_first_is_closed_first() {
-        let all: Vec<_> = (0..4).map(|_| null()).collect();
+        let directory = directory();
+        let all: Vec<_> = (0..4).map(|_| null(&directory)).collect();
         let mut files = OpenFiles { files: VecDeque::new(), spares: Vec::new() };
         let is_open = |at: usize| all[at].file.get().is_some();
         for file in &all {

@@ -225,6 +225,9 @@ pub trait LogWriter<F>: fmt::Debug + Send + 'static {
         None
     }
 
+    /// Closes what belongs to a copy that has left the pool. The owner calls this while it is idle.
+    fn renew(&mut self) {}
+
     /// Starts to write a write batch, within the file's length.
     fn begin(
         &mut self,
@@ -486,6 +489,13 @@ impl<F: StoreFile, L: LogWriter<F>> LogWriter<F> for CommitWriter<F, L> {
         match self {
             CommitWriter::Group(log_writer) => log_writer.waker(),
             CommitWriter::Tasks(log_writer) => log_writer.waker(),
+        }
+    }
+
+    fn renew(&mut self) {
+        match self {
+            CommitWriter::Group(log_writer) => log_writer.renew(),
+            CommitWriter::Tasks(log_writer) => log_writer.renew(),
         }
     }
 

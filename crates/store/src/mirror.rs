@@ -85,7 +85,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
+use blockyard_sync::rcu_cell::RcuCell;
 use blockyard_volume_format::label::{
     self, BYTES, FILE, Joining, Label, PATH_BYTES_MAX, SLOT_BYTES,
 };
@@ -701,6 +701,6 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
     }
 
     fn reads(&self, event_fd: Option<&EventFd>) -> MirrorReads<D> {
-        MirrorReads::new(RcuReader::new(&self.0.members), event_fd)
+        MirrorReads::new(&self.0.members, event_fd)
     }
 }

@@ -3,10 +3,11 @@
 //!
 //! Files are opened for direct I/O if possible, so that there is no page cache between a sync and
 //! the disk.
+#![allow(clippy::disallowed_types)] // A ring is rarely made.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use blockyard_sync::event_count::{EventCount, Waker};
@@ -21,7 +22,7 @@ use crate::log_writer::Ended;
 use crate::mirror::Mirror;
 use crate::reads::FinishedRead;
 use crate::ring::reads::RingReads;
-use crate::ring::{self, EventFd, UringLogWriter};
+use crate::ring::{self, EventFd, ReadRing, UringLogWriter};
 use crate::{
     Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentFiles,
     SegmentStore, StoreKind, StoreLocation, WriteBatch,
@@ -33,6 +34,8 @@ pub struct PoolStore {
     path: PathBuf,
     location: PoolLocation,
     uring: bool,
+    /// The rings that read files from here.
+    rings: Mutex<Vec<Weak<ReadRing>>>,
 }
 
 /// The purpose for which a directory or a disk is opened.
@@ -79,7 +82,7 @@ impl PoolStore {
                 false => PoolLocation::DirectoryStore(DirectoryStore::take(&path, purpose)?),
             })
         })?;
-        Ok(PoolStore { path, location, uring: false })
+        Ok(PoolStore { path, location, uring: false, rings: Mutex::default() })
     }
 
     /// The path of the directory or the disk.
@@ -157,6 +160,14 @@ impl PoolStore {
             // All of the disk is segments.
             PoolLocation::Disk(_) => Ok(0),
         }
+    }
+}
+
+/// Closes the files that rings of idle threads have registered.
+impl Drop for PoolStore {
+    fn drop(&mut self) {
+        let rings = self.rings.get_mut().unwrap_or_else(PoisonError::into_inner);
+        rings.iter().filter_map(Weak::upgrade).for_each(|ring| ring.unregister_files());
     }
 }
 
@@ -332,7 +343,12 @@ impl SegmentStore for PoolStore {
             && let Some(event_fd) = event_fd
         {
             match RingReads::new(event_fd) {
-                Ok(reads) => return PoolReads::Ring(Box::new(reads)),
+                Ok(reads) => {
+                    let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+                    rings.retain(|ring| ring.strong_count() > 0);
+                    rings.push(Arc::downgrade(reads.shared()));
+                    return PoolReads::Ring(Box::new(reads));
+                }
                 Err(error) => {
                     let path = self.path.display();
                     tracing::warn!("{path}: no ring for a queue ({error}): blocking calls");

@@ -3,13 +3,14 @@
 //! Log writes are one vectored write by reference, linked to one sync, by one system call. If that
 //! is faster, the write itself is durable (`RWF_DSYNC`). `ring/reads.rs` has the reads.
 #![allow(unsafe_code)] // Submissions name memory by address.
+#![allow(clippy::disallowed_types)] // A ring is rarely made or closed.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_sync::event_count::{EventCount, Waker};
@@ -218,6 +219,38 @@ impl Files {
         ring.submitter().register_files_update(at as u32, &[open.as_raw_fd()])?;
         self.slots[at] = Some(file.source().clone());
         Ok(())
+    }
+}
+
+/// A ring that reads, for the thread that closes the directory or disk: the owner of the ring may
+/// be idle, and the registered files would stay open.
+#[derive(Debug)]
+pub(crate) struct ReadRing(Mutex<Option<RawFd>>);
+
+impl ReadRing {
+    fn new(ring: &IoUring) -> Arc<ReadRing> {
+        Arc::new(ReadRing(Mutex::new(Some(ring.as_raw_fd()))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<RawFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the registered files once they are read no more. A read that begins afterwards fails.
+    pub(crate) fn unregister_files(&self) {
+        /// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
+        const UNREGISTER_FILES: libc::c_uint = 3;
+        let ring = self.lock();
+        let Some(ring) = *ring else { return };
+        let none = std::ptr::null::<libc::c_void>();
+        // If it is refused, the files stay open until the owner drops the ring.
+        // SAFETY: the operation takes no memory, and the lock keeps the ring open.
+        _ = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, UNREGISTER_FILES, none, 0) };
+    }
+
+    /// Called before the ring is closed.
+    fn leave(&self) {
+        *self.lock() = None;
     }
 }
 

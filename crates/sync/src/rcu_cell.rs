@@ -35,6 +35,14 @@ impl<T> RcuCell<T> {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// The number of the present value, for a reader that keeps only what it derives from that one.
+    /// Such a reader gets the value after the number: that may be a newer one.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        // Acquire: pairs with the Release in `update`.
+        self.generation.load(Ordering::Acquire)
+    }
+
     /// The present value.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(&self.value.lock().expect("no holder panics: `change` is ours"))
@@ -132,7 +140,7 @@ mod tests {
         shared.update(|value| value + 1);
         assert_eq!(**reader.get(), 2);
         assert_eq!(reader.unchanged(), Some(&2));
-        assert_eq!(*shared.get(), 2);
+        assert_eq!((shared.generation(), *shared.get()), (2, 2));
         reader.hold();
         assert_eq!(reader.unchanged(), None);
         assert_eq!(reader.unchanged(), None);

@@ -53,7 +53,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
 use blockyard_store::buffer::Buffer;
-use blockyard_store::{Commit, SegmentStore};
+use blockyard_store::{Commit, LogWriter as _, SegmentStore};
 use blockyard_sync::completion_queue::Receiver;
 use blockyard_volume_format::FAN;
 use blockyard_volume_format::bytes::crc;
@@ -167,6 +167,9 @@ impl<D: SegmentStore> Committer<D> {
         };
         let queue = self.intake.queue();
         queue.completion_queue().event_count().sleep(at_most, || queue.is_any());
+        if let Some(log_writer) = &mut self.pipeline.log_writer {
+            log_writer.renew();
+        }
         if queue.is_any() || self.space.is_waiting() {
             self.sync_late();
         } else if have_waiters {

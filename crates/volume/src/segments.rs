@@ -711,6 +711,13 @@ impl<S: SegmentStore> Segments<Mirror<S>> {
     /// that are left are larger.
     pub fn renew(&self) {
         self.files.update(|files| files.iter().map(|file| Arc::new(file.renewed())).collect());
+        let files = self.files.get();
+        for (number, pin) in self.pins().iter_mut() {
+            // Without descriptors that are left, the old one stays.
+            if let Some(Ok(new)) = files.get(*number as usize).map(|file| file.pin()) {
+                *pin = new;
+            }
+        }
         self.table().grow(self.count_limit.min(self.directory.segments_max()));
         self.measure_outside_space();
     }

@@ -79,7 +79,7 @@ impl<D: SegmentStore> MirrorLogWriter<D> {
     /// Makes the log writers of copies that have joined, and drops those of copies that were
     /// detached.
     #[cold]
-    fn renew(&mut self, members: &Members<D>) {
+    fn follow(&mut self, members: &Members<D>) {
         for member in members.written().filter(|it| !self.has(it.slot)).cloned().collect::<Vec<_>>()
         {
             self.log_writers.iter_mut().flatten().for_each(LogWriter::submit_at_once);
@@ -94,6 +94,17 @@ impl<D: SegmentStore> MirrorLogWriter<D> {
 
     fn has(&self, slot: usize) -> bool {
         self.log_writers[slot].is_some()
+    }
+
+    /// The copies; the log writers follow them.
+    fn members(&mut self) -> Arc<Members<D>> {
+        let members = Arc::clone(self.members.get());
+        let is_gone = |slot| self.has(slot) && members.find(slot).is_none();
+        let is_new = |slot| !self.has(slot);
+        if members.written_slots().numbers().any(is_new) || (0..SLOTS).any(is_gone) {
+            self.follow(&members);
+        }
+        members
     }
 
     /// Duplicates a write batch for another copy.
@@ -120,6 +131,10 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         Some(Waker::new(call))
     }
 
+    fn renew(&mut self) {
+        self.members();
+    }
+
     fn begin(
         &mut self,
         file: &Arc<MirrorFile<D>>,
@@ -130,12 +145,7 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         let range = offset..offset + write_batch.len() as u64;
         // Invariant 6: first the range, then which copies get it. A resync waits for the range.
         file.begin(range.clone());
-        let members = Arc::clone(self.members.get());
-        let written = members.written_slots();
-        let is_gone = |slot| self.has(slot) && members.find(slot).is_none();
-        if written.numbers().any(|slot| !self.has(slot)) || (0..SLOTS).any(is_gone) {
-            self.renew(&members);
-        }
+        let members = self.members();
         let mut unopened = Vec::new();
         let targets =
             GoodCopies::of(members.written().filter_map(|it| match file.written_side(it) {

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_sync::rcu_cell::RcuReader;
+use blockyard_sync::rcu_cell::RcuCell;
 
 use super::MirrorFile;
 use super::members::{Members, SLOTS};
@@ -20,7 +20,13 @@ const BOTH: Duration = Duration::from_millis(1);
 
 /// Reads from a mirror.
 pub struct MirrorReads<D: SegmentStore> {
-    members: RcuReader<Members<D>>,
+    /// Only looked into: an idle reader must not keep a copy open that has left the pool.
+    members: Arc<RcuCell<Members<D>>>,
+    /// The generation of `members` that `good` and `reads` follow.
+    generation: u64,
+    good: GoodCopies,
+    /// A copy has left, and reads of it are in flight.
+    is_leaving: bool,
     event_fd: Option<EventFd>,
     /// By slot.
     reads: [Option<D::Reads>; SLOTS],
@@ -32,21 +38,30 @@ pub struct MirrorReads<D: SegmentStore> {
 
 impl<D: SegmentStore> MirrorReads<D> {
     pub(super) fn new(
-        members: RcuReader<Members<D>>,
+        members: &Arc<RcuCell<Members<D>>>,
         event_fd: Option<&EventFd>,
     ) -> MirrorReads<D> {
-        let reads = std::array::from_fn(|_| None);
-        let (opened, event_fd) = (GoodCopies::of(std::iter::empty()), event_fd.cloned());
-        let mut all = MirrorReads { members, event_fd, reads, opened, refused: Vec::new() };
-        all.renew();
+        let none = GoodCopies::of(std::iter::empty());
+        let mut all = MirrorReads {
+            members: Arc::clone(members),
+            generation: 0,
+            good: none,
+            is_leaving: false,
+            event_fd: event_fd.cloned(),
+            reads: std::array::from_fn(|_| None),
+            opened: none,
+            refused: Vec::new(),
+        };
+        all.renew(members.generation());
         all
     }
 
     /// Makes the reads of good copies that have none yet. Those of a copy that was detached are
     /// dropped when none is in flight.
     #[cold]
-    fn renew(&mut self) {
-        let members = Arc::clone(self.members.get());
+    fn renew(&mut self, generation: u64) {
+        let members = self.members.get();
+        (self.generation, self.good) = (generation, members.good_slots());
         for member in members.good().filter(|it| !self.opened.has(it.slot)) {
             self.reads[member.slot] = Some(member.directory().reads(self.event_fd.as_ref()));
         }
@@ -58,6 +73,7 @@ impl<D: SegmentStore> MirrorReads<D> {
         }
         let opened = self.reads.iter().enumerate().filter(|(_, reads)| reads.is_some());
         self.opened = GoodCopies::of(opened.map(|(slot, _)| slot));
+        self.is_leaving = self.opened.numbers().any(|slot| members.find(slot).is_none());
     }
 
     #[inline]
@@ -70,13 +86,11 @@ impl<D: SegmentStore> MirrorReads<D> {
 
 impl<D: SegmentStore> Reads<MirrorFile<D>> for MirrorReads<D> {
     fn begin(&mut self, token: u32, file: &Arc<MirrorFile<D>>, offset: u64, buffer: Buffer) {
-        let members = self.members.get();
-        let good = members.good_slots();
-        let is_gone = |slot| members.find(slot).is_none();
-        if good.numbers().any(|slot| !self.opened.has(slot)) || self.opened.numbers().any(is_gone) {
-            self.renew();
+        let generation = self.members.generation();
+        if generation != self.generation || self.is_leaving {
+            self.renew(generation);
         }
-        let slot = good.numbers().find(|slot| file.side(*slot).is_some());
+        let slot = self.good.numbers().find(|slot| file.side(*slot).is_some());
         let found = slot.and_then(|slot| Some((self.reads[slot].as_mut()?, file.side(slot)?)));
         match found {
             Some((reads, file)) => reads.begin(token, file, offset, buffer),

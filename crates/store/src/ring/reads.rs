@@ -13,7 +13,7 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode};
 
-use super::{EventFd, Files, Owner, open};
+use super::{EventFd, Files, Owner, ReadRing, open};
 use crate::PoolFile;
 use crate::buffer::Buffer;
 use crate::file::Use;
@@ -45,6 +45,7 @@ struct InFlightRead {
 pub struct RingReads {
     ring: IoUring,
     files: Files,
+    shared: Arc<ReadRing>,
     /// Reads in flight, by the user data of their completions.
     slots: Vec<Option<InFlightRead>>,
     free: Vec<u32>,
@@ -68,6 +69,7 @@ impl RingReads {
         Ok(RingReads {
             // Reads of a dead process do no harm, so they need not hold the locks.
             files: Files::new(&ring, FILES, Vec::new())?,
+            shared: ReadRing::new(&ring),
             ring,
             slots: Vec::new(),
             free: Vec::new(),
@@ -75,6 +77,11 @@ impl RingReads {
             ended: VecDeque::new(),
             lost: false,
         })
+    }
+
+    /// The ring, for the thread that closes the directory or disk.
+    pub(crate) fn shared(&self) -> &Arc<ReadRing> {
+        &self.shared
     }
 
     fn push(&mut self, entry: &Entry) -> io::Result<()> {
@@ -254,6 +261,7 @@ impl Drop for RingReads {
             self.enter(1, None);
             self.reap();
         }
+        self.shared.leave();
         self.files.leave(&self.ring, !self.lost);
     }
 }

@@ -54,7 +54,7 @@ struct InFlightBatch {
 /// The log writer and the groups that it writes.
 pub(super) struct Pipeline<D: SegmentStore> {
     /// Made by the thread that runs the committer; only that thread uses it.
-    log_writer: Option<CommitWriter<D::File, D::LogWriter>>,
+    pub(super) log_writer: Option<CommitWriter<D::File, D::LogWriter>>,
     /// Groups in flight, oldest first.
     batches: VecDeque<InFlightBatch>,
     /// Empty groups and write batches, kept for reuse.

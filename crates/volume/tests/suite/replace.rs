@@ -117,9 +117,8 @@ fn copies_in_directories_join_and_leave_while_a_client_writes() {
     let volume = open(&a);
     assert_ne!(volume.running().path(), a);
     verify(&volume, 4);
-    let running = Arc::clone(volume.running());
-    running.detach(&b).unwrap();
-    drop((volume, running));
+    detach_while_idle(&volume, &b);
+    drop(volume);
     assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0);
     let volume = open(&c);
     assert_eq!(volume.running().status().unwrap().copies, []);
@@ -130,6 +129,39 @@ fn copies_in_directories_join_and_leave_while_a_client_writes() {
     let error = Running::open(&b, options()).unwrap_err().to_string();
     assert!(error.contains("was detached from the pool at"), "{error}");
     assert!(is_pool(&b).unwrap(), "nothing was made or removed there");
+}
+
+/// How many files of a directory, or the directory itself, are open here or registered in a ring.
+fn open_in(path: &Path) -> usize {
+    let path = path.to_str().unwrap();
+    let is_in = |line: &str| line.ends_with(path) || line.contains(&format!("{path}/"));
+    let link = |fd: &fs::DirEntry| fs::read_link(fd.path()).ok()?.to_str().map(is_in);
+    let fds = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
+    let count = |fd: fs::DirEntry| {
+        let info = Path::new("/proc/self/fdinfo").join(fd.file_name());
+        let info = fs::read_to_string(info).unwrap_or_default();
+        usize::from(link(&fd) == Some(true)) + info.lines().filter(|line| is_in(line)).count()
+    };
+    fds.map(count).sum()
+}
+
+/// Regression: an idle queue and the idle committer kept a copy open that was detached, so that its
+/// file system could not be unmounted. The volume has been filled with 4.
+fn detach_while_idle(volume: &Arc<Volume>, copy: &Path) {
+    let mut io = handle(volume);
+    let mut read = || {
+        let mut found = vec![0; MIB as usize];
+        io.read(Sector(2048), &mut found).unwrap();
+        assert!(found.iter().all(|it| *it == 4));
+    };
+    (0..3).for_each(|_| read());
+    assert_ne!(open_in(copy), 0);
+    volume.running().detach(copy).unwrap();
+    // The committer looks ten times a second.
+    while open_in(copy) > 0 {
+        std::thread::yield_now();
+    }
+    read();
 }
 
 /// Another device of the pool, whose configuration has the old path.
