@@ -120,7 +120,8 @@ fn prepare(
     args: &ServeArgs,
     incoming: Option<&ReceivedOffer>,
 ) -> Result<(ServePlan, Option<UnwrittenPidfile>), Failure> {
-    let activated = activation::is_activated() || incoming.is_some_and(ReceivedOffer::is_activated);
+    let is_activated = activation::is_activated().map_err(DaemonError::Activation)?;
+    let activated = is_activated || incoming.is_some_and(ReceivedOffer::is_activated);
     let plan = plan(args, activated)?;
     Ok((plan, args.pidfile.as_deref().map(Pidfile::prepare).transpose()?))
 }

@@ -797,6 +797,24 @@ fn sockets_of_systemd_are_served_and_systemd_is_notified() {
 }
 
 #[test]
+fn descriptors_that_systemd_cannot_have_passed_are_refused() {
+    let serve = "exec \"$0\" serve 'null:///d?size=1M' 3</dev/null";
+    for (count, why) in [
+        ("1", "LISTEN_FDS: descriptor 3 is no listening socket"),
+        ("300", "LISTEN_FDS: Bad file descriptor"),
+        ("x", "LISTEN_FDS: invalid LISTEN_FDS"),
+    ] {
+        let script = format!("LISTEN_PID=$$ LISTEN_FDS={count} {serve}");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_blockyard")]).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(why), "{count}: {error}");
+        assert_eq!(output.status.code(), Some(1), "{count}: {error}");
+    }
+}
+
+#[test]
 fn the_pidfile_is_there_while_the_yard_is_served() {
     let dir = Dir::new("pidfile");
     let pidfile = dir.0.join("pid");
