@@ -23,7 +23,7 @@ FIO_SRC ?=
 # Builds all tests with clippy's lints, and runs them while the commands run that it is given.
 TESTS = FIO_SRC='$(FIO_SRC)' CARGO='$(CARGO)' ./.ci/tests
 
-.PHONY: help deps build-deps release-deps build lab book run fio deb image reproducible package-test image-test release-check check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres guest
+.PHONY: help deps build-deps release-deps build lab book run fio deb image reproducible package-test image-test release-check check test root format lint suites unit loom shuttle miri gate bench fuzz-smoke soak crash crash-encrypted postgres object-stores guest
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -83,6 +83,8 @@ test: root format suites ## everything: formatting, lints, all tests, models, th
 
 # Incremental compilation makes a whole build a sixth dearer, and saves only in later ones; so do line
 # numbers in backtraces, and optimisation across the parts of a crate.
+# `make object-stores` runs what is skipped: its stores take minutes to build.
+suites unit check: export BLOCKYARD_TEST_SKIP ?= object-stores
 suites: export CARGO_INCREMENTAL ?= 0
 suites: export CARGO_PROFILE_DEV_DEBUG ?= 0
 suites: export CARGO_PROFILE_DEV_LTO ?= off
@@ -179,6 +181,12 @@ crash-encrypted: deps ## 400 kills of a server of encrypted volumes, and 100 pow
 postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
 	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \
 		--nocapture postgres
+
+# MinIO and versitygw are built once, into a cache outside the tree (docs/object-store.md).
+object-stores: export BLOCKYARD_TEST_SKIP =
+object-stores: deps ## pools on MinIO and versitygw, through connections that break, with boto3 as the witness
+	./.ci/object-stores
+	$(CARGO) test --locked -p blockyard-object --test stores -- --nocapture --test-threads=2
 
 # Not part of `make test`: it needs network and 2 GB for the images of the guests, the first time some
 # minutes to make them, and then 30 to 40 minutes where QEMU has no KVM.

@@ -17,16 +17,19 @@ pub enum Capability {
     FuseUring,
     /// Transparent huge pages, and root, who reads in `/proc/kpageflags` which pages are huge.
     HugePages,
+    /// MinIO and versitygw, which `make object-stores` builds, and boto3 in a Python.
+    ObjectStores,
     /// The rights of root.
     Root,
     /// The system calls of io_uring, which containers often refuse.
     Uring,
 }
 
-const ALL: [Capability; 5] = [
+const ALL: [Capability; 6] = [
     Capability::Fio,
     Capability::FuseUring,
     Capability::HugePages,
+    Capability::ObjectStores,
     Capability::Root,
     Capability::Uring,
 ];
@@ -38,9 +41,24 @@ impl Capability {
             Capability::Fio => "fio",
             Capability::FuseUring => "fuse-uring",
             Capability::HugePages => "huge-pages",
+            Capability::ObjectStores => "object-stores",
             Capability::Root => "root",
             Capability::Uring => "uring",
         }
+    }
+
+    /// Whether `BLOCKYARD_TEST_SKIP` names the capability, for a test that takes too long for each
+    /// run: it ends although the machine has the capability.
+    ///
+    /// # Panics
+    /// If the variable names an unknown capability.
+    pub fn is_skipped(self) -> bool {
+        let list = env::var(SKIP).unwrap_or_default();
+        let is_skipped = is_listed(&list, self).unwrap_or_else(|unknown| panic!("{unknown}"));
+        if is_skipped {
+            eprintln!("skipped, because {SKIP} has `{}`", self.name());
+        }
+        is_skipped
     }
 
     /// Ends a test that lacks this capability because of `why`: the caller returns if this does.
@@ -86,7 +104,8 @@ mod tests {
         assert_eq!(is_listed("fio, uring", Capability::Uring), Ok(true));
         let unknown = is_listed("fio,io_uring", Capability::Fio).unwrap_err();
         let expected = "invalid BLOCKYARD_TEST_SKIP `io_uring`: expected some of fio, \
-                        fuse-uring, huge-pages, root, uring, separated by commas";
+                        fuse-uring, huge-pages, object-stores, root, uring, separated by \
+                        commas";
         assert_eq!(unknown, expected);
     }
 }

@@ -1,0 +1,205 @@
+//! What a pool on an object store costs: requests, bytes and money in a month, from requests that
+//! were counted, and as a forecast for another policy of acknowledgement.
+//!
+//! A month has 30 days and a GB here is 2^30 bytes, as on the bills of AWS.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::requests::Requests;
+
+/// A month.
+const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
+const GB: f64 = (1u64 << 30) as f64;
+
+/// Prices of a store in US dollars.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prices {
+    /// The store.
+    pub name: &'static str,
+    /// 1,000 PUTs or pages of listings.
+    pub put_1000: f64,
+    /// 1,000 reads.
+    pub get_1000: f64,
+    /// A GB sent to the store.
+    pub upload_gb: f64,
+    /// A GB read, within the region.
+    pub read_gb: f64,
+    /// A GB stored for a month.
+    pub stored_gb: f64,
+    /// Where and when the prices were read.
+    pub source: &'static str,
+}
+
+/// AWS S3 Standard in US East (N. Virginia). Deletions are free.
+pub const S3_STANDARD: Prices = Prices {
+    name: "S3 Standard",
+    put_1000: 0.005,
+    get_1000: 0.0004,
+    upload_gb: 0.0,
+    read_gb: 0.0,
+    stored_gb: 0.023,
+    source: "the pricing page of AWS S3, US East (N. Virginia), November 2026",
+};
+
+/// AWS S3 Express One Zone in US East (N. Virginia). Deletions are free.
+pub const S3_EXPRESS: Prices = Prices {
+    name: "S3 Express One Zone",
+    put_1000: 0.00113,
+    get_1000: 0.00003,
+    upload_gb: 0.0032,
+    read_gb: 0.0006,
+    stored_gb: 0.11,
+    source: "the FAQ of AWS S3, US East (N. Virginia), November 2026",
+};
+
+/// What a pool asks of a store in a month.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Month {
+    /// PUTs and pages of listings.
+    pub puts: f64,
+    /// Reads.
+    pub gets: f64,
+    /// Bytes sent.
+    pub sent_bytes: f64,
+    /// Bytes read.
+    pub read_bytes: f64,
+    /// Bytes that the store holds.
+    pub stored_bytes: f64,
+}
+
+impl Month {
+    /// A month in which the store is used as in the time `over`, when these requests were counted.
+    pub fn of(requests: &Requests, over: Duration, stored_bytes: u64) -> Month {
+        let months = MONTH.as_secs_f64() / over.as_secs_f64().max(1.0);
+        let [put, get, sent, read] = [
+            requests.create.requests
+                + requests.swap.requests
+                + requests.put.requests
+                + requests.list.requests,
+            requests.get.requests,
+            requests.create.bytes + requests.swap.bytes + requests.put.bytes,
+            requests.get.bytes,
+        ]
+        .map(|count| count as f64 * months);
+        let stored_bytes = stored_bytes as f64;
+        Month { puts: put, gets: get, sent_bytes: sent, read_bytes: read, stored_bytes }
+    }
+
+    /// What the month costs, in US dollars: requests, transfer, storage.
+    pub fn cost(&self, prices: &Prices) -> Cost {
+        Cost {
+            requests: (self.puts * prices.put_1000 + self.gets * prices.get_1000) / 1000.0,
+            transfer: (self.sent_bytes * prices.upload_gb + self.read_bytes * prices.read_gb) / GB,
+            storage: self.stored_bytes * prices.stored_gb / GB,
+        }
+    }
+}
+
+/// US dollars in a month.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    /// Requests.
+    pub requests: f64,
+    /// Bytes sent and read.
+    pub transfer: f64,
+    /// Bytes stored.
+    pub storage: f64,
+}
+
+impl Cost {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.requests + self.transfer + self.storage
+    }
+}
+
+/// Writes of clients, for a forecast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Writes {
+    /// Bytes per second, after compression.
+    pub bytes_per_s: f64,
+    /// Groups of syncs per second that are committed together.
+    pub groups_per_s: f64,
+}
+
+impl Writes {
+    /// PUTs in a month if each group is acknowledged after its PUT (`ack=object`), and a larger one
+    /// takes several objects of `object_bytes`.
+    pub fn puts_if_acknowledged_by_store(&self, object_bytes: u64) -> f64 {
+        self.groups_per_s.max(self.bytes_per_s / object_bytes as f64) * MONTH.as_secs_f64()
+    }
+
+    /// PUTs in a month if groups are acknowledged by the local log (`ack=local`): an object is sent
+    /// when it is full, or `lag` after its first write.
+    pub fn puts_if_acknowledged_locally(&self, object_bytes: u64, lag: Duration) -> f64 {
+        let by_size = self.bytes_per_s / object_bytes as f64;
+        let by_lag = self.groups_per_s.min(1.0 / lag.as_secs_f64());
+        by_size.max(by_lag) * MONTH.as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::RequestCount;
+
+    fn near(value: f64, expected: f64) {
+        assert!((value - expected).abs() < expected * 0.01, "{value}, expected {expected}");
+    }
+
+    fn of_puts(puts: f64) -> Month {
+        Month { puts, ..Month::default() }
+    }
+
+    #[test]
+    fn a_batch_every_10_ms_costs_1300_dollars() {
+        let writes = Writes { bytes_per_s: 4e6, groups_per_s: 100.0 };
+        let puts = writes.puts_if_acknowledged_by_store(16 << 20);
+        near(puts, 259.2e6);
+        near(of_puts(puts).cost(&S3_STANDARD).total(), 1296.0);
+        near(of_puts(puts).cost(&S3_EXPRESS).total(), 292.9);
+    }
+
+    #[test]
+    fn large_objects_cost_by_their_number_and_small_groups_by_the_lag() {
+        let writes = Writes { bytes_per_s: 1e9, groups_per_s: 1000.0 };
+        let second = Duration::from_secs(1);
+        let puts = writes.puts_if_acknowledged_locally(16 << 20, second);
+        near(puts, 154.5e6);
+        near(of_puts(puts).cost(&S3_STANDARD).total(), 772.5);
+        // Many small syncs are sent together, and few not more often than they come.
+        let small = Writes { bytes_per_s: 1e5, groups_per_s: 100.0 };
+        near(small.puts_if_acknowledged_locally(16 << 20, second), 2.592e6);
+        let rare = Writes { bytes_per_s: 10.0, groups_per_s: 0.001 };
+        near(rare.puts_if_acknowledged_locally(16 << 20, second), 2592.0);
+        near(rare.puts_if_acknowledged_by_store(16 << 20), 2592.0);
+    }
+
+    #[test]
+    fn an_idle_pool_costs_its_storage_alone() {
+        let month = Month::of(&Requests::default(), Duration::from_secs(60), 100 << 30);
+        let cost = month.cost(&S3_STANDARD);
+        assert_eq!((cost.requests, cost.transfer), (0.0, 0.0));
+        near(cost.total(), 2.3);
+    }
+
+    #[test]
+    fn counted_requests_are_scaled_to_a_month() {
+        let tally = |requests, bytes| RequestCount { requests, bytes, failed: 0 };
+        let requests = Requests {
+            create: tally(100, 10 << 30),
+            swap: tally(10, 0),
+            put: tally(5, 2 << 30),
+            get: tally(1000, 1 << 30),
+            list: tally(1, 0),
+            delete: tally(1000, 0),
+        };
+        let month = Month::of(&requests, MONTH / 10, 0);
+        assert_eq!((month.puts, month.gets), (1160.0, 10_000.0));
+        let cost = month.cost(&S3_EXPRESS);
+        near(cost.requests, 1160.0 * 0.00113e-3 + 10_000.0 * 0.00003e-3);
+        near(cost.transfer, 120.0 * 0.0032 + 10.0 * 0.0006);
+    }
+}

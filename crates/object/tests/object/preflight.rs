@@ -1,0 +1,87 @@
+//! The preflight, with a store that is right and with stores that are not.
+
+use std::sync::Arc;
+
+use blockyard_object::preflight::{PreflightReport, preflight};
+use blockyard_object::{ObjectClient, Retries};
+use futures::StreamExt;
+use object_store::ObjectStore;
+
+use crate::doubles::{Connection, Fault, Flaw, Flawed, memory, run};
+
+/// Runs it, and checks that nothing is left.
+fn report(store: Arc<dyn ObjectStore>) -> PreflightReport {
+    run(async {
+        let client = ObjectClient::over(store.clone(), "pool", Retries::default());
+        let report = preflight(&client).await.unwrap();
+        assert_eq!(client.requests(), report.requests);
+        report
+    })
+}
+
+async fn objects(store: &Arc<dyn ObjectStore>) -> usize {
+    store.list(None).count().await
+}
+
+#[test]
+fn a_right_store_passes_and_nothing_is_left() {
+    let store = memory();
+    let report = report(store.clone());
+    assert_eq!(report.failure(), None, "{report:?}");
+    assert_eq!(report.checks.len(), 6);
+    assert_eq!(run(objects(&store)), 0);
+    // 128 racers and what creates one key alone.
+    assert!(report.requests.create.requests > 128, "{:?}", report.requests);
+}
+
+#[test]
+fn a_store_that_ignores_conditions_is_refused() {
+    let store: Arc<dyn ObjectStore> = Arc::new(Flawed::new(Flaw::IgnoresConditions));
+    let report = report(store.clone());
+    let expected = "the store answered 200 to a second create-only PUT of one key: it ignores \
+                    If-None-Match";
+    assert_eq!(report.failure(), Some(expected));
+    let failed =
+        |name: &str| report.checks.iter().any(|it| it.name == name && it.failure.is_some());
+    assert!(failed("compare and swap") && failed("race to create") && failed("race to swap"));
+    assert!(!failed("read after write") && !failed("list after write"));
+    assert_eq!(run(objects(&store)), 0);
+}
+
+#[test]
+fn each_flaw_is_named() {
+    for (flaw, name, text) in [
+        (Flaw::IgnoresIfMatch, "compare and swap", "a stale ETag: it ignores If-Match"),
+        (Flaw::ChecksThenWrites, "race to create", "before it writes, not while it writes"),
+        (Flaw::RefusesConditions, "create only", "the store answered 501 NotImplemented"),
+        (Flaw::ListsLate, "list after write", "a listing lacks 1 of 20 objects"),
+        (Flaw::ListsDeleted, "list after write", "a listing after a DELETE"),
+        (Flaw::ReadsStale, "read after write", "what was there before the PUT"),
+    ] {
+        let report = report(Arc::new(Flawed::new(flaw)));
+        let first = report.checks.iter().find(|check| check.failure.is_some());
+        let first = first.unwrap_or_else(|| panic!("{flaw:?} was not found"));
+        assert_eq!(first.name, name, "{flaw:?}");
+        assert!(first.failure.as_ref().unwrap().contains(text), "{flaw:?}: {first:?}");
+    }
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_an_error() {
+    run(async {
+        let store = Arc::new(Connection::new(memory(), &[Fault::Denied], &[]));
+        let error =
+            preflight(&ObjectClient::over(store, "pool", Retries::default())).await.unwrap_err();
+        assert!(error.to_string().ends_with("the store answered 403 AccessDenied"), "{error}");
+    });
+}
+
+#[test]
+fn lost_answers_do_not_make_a_right_store_fail() {
+    use Fault::{HangsAfterEffect, LostAnswer, LostRequest, None, Overloaded};
+    let plan = [LostAnswer, None, HangsAfterEffect, Overloaded, LostRequest, None];
+    let puts: Vec<Fault> = plan.into_iter().cycle().take(600).collect();
+    let report = report(Arc::new(Connection::new(memory(), &puts, &[])));
+    assert_eq!(report.failure(), Option::None, "{report:?}");
+    assert!(report.requests.create.failed > 50, "{:?}", report.requests);
+}
