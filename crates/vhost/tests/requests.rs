@@ -6,8 +6,9 @@ mod guest;
 use std::sync::Arc;
 
 use blockyard_core::channel::ChannelConfig;
+use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::inject::{Injection, Rule};
-use blockyard_core::middleware::Faulty;
+use blockyard_core::middleware::{Faulty, TraceKind, TraceSource};
 use blockyard_core::{Composed, Disk, Op, Sector, Status};
 use blockyard_null::{Null, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
@@ -464,6 +465,44 @@ fn requests_of_a_device_that_completes_at_once_are_executed_inline() {
     assert_eq!(request_blocks(&mut guest, kind::IN, 0..32), [0; 32]);
     assert_eq!(served.server.info().errors, 1);
     assert_eq!(disk.stats().op(Op::Read).errors, 1);
+}
+
+/// A device that is recorded declines to execute inline, so that a trace has every request. After
+/// the recording, requests are executed inline again.
+#[test]
+fn a_trace_records_requests_that_are_executed_inline_without_it() {
+    let device = Faulty::new(Null::open(plain()).unwrap(), 1);
+    let disk = Composed::new("t".to_owned(), "null", device, ChannelConfig::default());
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    let served = serve(Arc::clone(&disk));
+    let mut guest = Guest::connect(&served, 1, 0);
+    // The first request after a change is pushed.
+    assert_eq!(guest.request(kind::IN, 0, &[], 4096).0, 0);
+    assert_eq!(request_blocks(&mut guest, kind::IN, 0..32), [0; 32]);
+    let merges = || disk.stats().op(Op::Read).merges + disk.stats().op(Op::Write).merges;
+    assert_eq!(merges(), 0, "executed inline");
+    let source = TraceSource { thread_id: || 7, now: || Monotonic.now() };
+    let recording = disk.trace_point().unwrap().record(source).unwrap();
+    assert_eq!(request_blocks(&mut guest, kind::OUT, 64..96), [0; 32]);
+    assert_eq!(request_blocks(&mut guest, kind::IN, 128..160), [0; 32]);
+    assert_eq!(merges(), 62, "pushed together, and merged");
+    recording.detach();
+    assert_eq!(guest.request(kind::IN, 0, &[], 4096).0, 0);
+    assert_eq!(request_blocks(&mut guest, kind::IN, 192..224), [0; 32]);
+    assert_eq!(merges(), 62, "executed inline again");
+    let (mut events, mut lost, mut next) = (Vec::new(), Vec::new(), Some(0));
+    while let Some(position) = next {
+        next = recording.recorder().drain(position, &mut events, &mut lost);
+    }
+    assert!(lost.is_empty(), "{lost:?}");
+    let of = |kind| {
+        let events = events.iter().filter(move |event| event.kind == kind);
+        events.map(|event| (event.op, event.sector.0, event.sectors)).collect::<Vec<_>>()
+    };
+    let each = |op, first: u64| (first..first + 32).map(move |block| (op, 8 * block, 8));
+    let queued: Vec<_> = each(Op::Write, 64).chain(each(Op::Read, 128)).collect();
+    assert_eq!(of(TraceKind::Queue), queued);
+    assert_eq!(of(TraceKind::Complete), [(Op::Write, 512, 256), (Op::Read, 1024, 256)]);
 }
 
 /// A write of 4 KiB makes a RAM disk with units of 64 KiB compress a unit again: 40 writes were 40
