@@ -40,6 +40,9 @@ impl Watch {
 /// The events of a wait: memory that is kept from one wait to the next.
 pub struct Events(Vec<epoll::Event>);
 
+// SAFETY: the system's type of an event can have a pointer, but `Epoll` gives it tokens alone.
+unsafe impl Send for Events {}
+
 impl fmt::Debug for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.tokens()).finish()

@@ -87,7 +87,7 @@ pub(crate) struct QueueCounts {
     pub(crate) read_bytes: Counter,
     /// Bytes that were written.
     pub(crate) written_bytes: Counter,
-    /// Kicks that were taken: several that came before the thread read are one.
+    /// Kicks that ended a sleep: several that came before the thread woke up are one.
     pub(crate) kicks: Counter,
     /// Calls: interrupts that were sent to the guest.
     pub(crate) calls: Counter,
@@ -113,7 +113,7 @@ pub struct RingCounts {
     pub read_bytes: u64,
     /// Bytes that were written.
     pub written_bytes: u64,
-    /// Kicks that were taken: several that came before the thread read are one.
+    /// Kicks that ended a sleep: several that came before the thread woke up are one.
     pub kicks: u64,
     /// Calls: interrupts that were sent to the guest.
     pub calls: u64,

@@ -214,6 +214,8 @@ pub(crate) struct Virtqueue {
     next_used: u16,
     /// The answers that [`Virtqueue::wants_call`] has not considered.
     answers: u16,
+    /// The head of the last answer.
+    last_answered: u16,
     /// The heads of the answers that the guest does not see yet.
     unpublished_heads: [u16; UNPUBLISHED_MAX],
     unpublished_count: usize,
@@ -274,6 +276,7 @@ impl Virtqueue {
             seen_available: next_available,
             next_used,
             answers: 0,
+            last_answered: 0,
             unpublished_heads: [0; UNPUBLISHED_MAX],
             unpublished_count: 0,
             record,
@@ -291,6 +294,22 @@ impl Virtqueue {
         // Relaxed: `take` reads chains only up to an index that it read with Acquire.
         let available = self.map.load(self.available, INDEX_AT, Ordering::Relaxed);
         available.wrapping_sub(self.next_available)
+    }
+
+    /// Prefetches what the next chain and its answer need, of which the guest has written a part:
+    /// the entry of the chain, its first descriptors if it has the head of the last answer, as with
+    /// a driver that has one request in flight, and the event for the next call. One after the
+    /// other these lines would take the time of several transfers between processors.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        let entry = AVAILABLE_BYTES * u64::from(self.next_available % self.entries);
+        self.map.prefetch(self.available, ENTRIES_AT + entry);
+        let head = self.last_answered % self.entries;
+        self.map.prefetch(self.descriptors, DESCRIPTOR_BYTES * u64::from(head));
+        if self.event_idx {
+            let event = AVAILABLE_BYTES * u64::from(self.entries);
+            self.map.prefetch(self.available, ENTRIES_AT + event);
+        }
     }
 
     /// Takes the next chain that the guest made available, or returns `false` if there is none.
@@ -345,6 +364,7 @@ impl Virtqueue {
         self.map.copy_to(self.used, slot, entry.to_le_bytes());
         self.next_used = self.next_used.wrapping_add(1);
         self.answers = self.answers.saturating_add(1);
+        self.last_answered = head;
         self.unpublished_heads[self.unpublished_count] = head;
         self.unpublished_count += 1;
         if self.unpublished_count == UNPUBLISHED_MAX {
