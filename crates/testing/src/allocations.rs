@@ -4,16 +4,37 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The system's allocator, with a count of the allocations of each thread. A test installs it as
 /// its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
+/// The most threads of a test whose allocations are counted apart.
+const THREADS_MAX: usize = 256;
+
 thread_local! {
     static MADE: Cell<u64> = const { Cell::new(0) };
+    /// The number of the thread in `MADE_BY_THREAD`, counted from 1; 0 before its first allocation.
+    static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
+
+unsafe extern "C" {
+    /// The system's number of this thread, from the C library, with which std is linked.
+    fn gettid() -> i32;
+}
+
+/// The system's number of a thread, and its allocations.
+struct ThreadCount {
+    id: AtomicU64,
+    made: AtomicU64,
+}
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+static MADE_BY_THREAD: [ThreadCount; THREADS_MAX] =
+    [const { ThreadCount { id: AtomicU64::new(0), made: AtomicU64::new(0) } }; THREADS_MAX];
 
 static MADE_BY_ALL: AtomicU64 = AtomicU64::new(0);
 
@@ -28,6 +49,23 @@ impl Counting {
         // The allocation of the check is no one's.
         MADE_BY_ALL.fetch_sub(1, Ordering::SeqCst);
         before
+    }
+
+    /// The threads that live, by the system's numbers: the name of each, and how many allocations
+    /// it has made so far. A thread has its name after it has started.
+    ///
+    /// # Panics
+    /// As [`Counting::made`], and if the process has had more than 256 threads.
+    pub fn made_by_thread() -> BTreeMap<u64, (String, u64)> {
+        Counting::made();
+        let threads = THREADS.load(Ordering::SeqCst);
+        assert!(threads <= THREADS_MAX, "{threads} threads");
+        let of = |count: &ThreadCount| {
+            let id = count.id.load(Ordering::SeqCst);
+            let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm")).ok()?;
+            Some((id, (name.trim_end().to_owned(), count.made.load(Ordering::SeqCst))))
+        };
+        MADE_BY_THREAD[..threads].iter().filter_map(of).collect()
     }
 
     /// How many allocations this thread has made so far.
@@ -48,6 +86,16 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         MADE.set(MADE.get() + 1);
         MADE_BY_ALL.fetch_add(1, Ordering::Relaxed);
+        if NUMBER.get() == 0 {
+            NUMBER.set(1 + THREADS.fetch_add(1, Ordering::SeqCst));
+            if let Some(count) = MADE_BY_THREAD.get(NUMBER.get() - 1) {
+                // SAFETY: the call has no precondition.
+                count.id.store(unsafe { gettid() } as u64, Ordering::SeqCst);
+            }
+        }
+        if let Some(count) = MADE_BY_THREAD.get(NUMBER.get() - 1) {
+            count.made.fetch_add(1, Ordering::Relaxed);
+        }
         // SAFETY: the caller's contract is that of `System`.
         unsafe { System.alloc(layout) }
     }
