@@ -13,6 +13,7 @@ pub mod input;
 pub mod media;
 pub mod nbd;
 pub mod nvme;
+pub mod object;
 pub mod ram;
 pub mod refusals;
 pub mod stream;

@@ -41,6 +41,7 @@ target!(fuse_wire, blockyard_fuzz::fuse::fuse_wire);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(nvme_wire, blockyard_fuzz::nvme::nvme_wire);
+target!(object, blockyard_fuzz::object::object);
 target!(trace, blockyard_fuzz::trace::trace);
 target!(uri, blockyard_fuzz::texts::uri);
 target!(config, blockyard_fuzz::texts::config);

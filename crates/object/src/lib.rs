@@ -6,17 +6,33 @@
 //!
 //! [`location`] has the URI and the credentials, [`answer`] names what a store answers, and
 //! [`preflight`] refuses a store whose conditional writes do not exclude a second writer.
+//!
+//! [`store`] is a pool's [`SegmentStore`](blockyard_store::SegmentStore) above the client. The
+//! daemon and the commands do not open such pools yet.
 
 pub mod answer;
+mod bucket_error;
+mod cache;
 pub mod client;
+mod compaction;
 pub mod cost;
+mod image;
+mod journal;
 pub mod location;
 pub mod preflight;
+mod reads;
+mod recovery;
 pub mod requests;
+pub mod store;
 
+use std::time::Duration;
+
+pub use bucket_error::BucketError;
 pub use client::{Created, ListedObject, Object, ObjectClient, Retries, Swapped};
 pub use location::{Access, ObjectUri};
+pub use reads::BucketReads;
 pub use requests::{RequestCount, RequestKind, Requests};
+pub use store::BucketStore;
 
 /// Why a request to an object store failed.
 #[derive(Debug, thiserror::Error)]
@@ -67,4 +83,48 @@ impl ObjectError {
 
 fn shown(value: &Option<String>) -> String {
     value.as_ref().map(|value| format!(" `{value}`")).unwrap_or_default()
+}
+
+/// Limits of a pool in an object store.
+#[derive(Clone, Copy, Debug)]
+pub struct BucketSettings {
+    /// Longest segment of a new pool, in bytes. A PUT of a whole segment must not take long.
+    pub segment_bytes: u32,
+    /// A batch ends without a sync after this many bytes.
+    pub batch_bytes: usize,
+    /// Most uploads of batches in flight.
+    pub uploads_max: usize,
+    /// Batches of this length stay as they are; shorter ones are copied into segments.
+    pub keep_bytes: usize,
+    /// Writes wait while batches of this many bytes are in memory.
+    pub memory_bytes: u64,
+    /// A compaction starts after this many bytes of batches.
+    pub compact_bytes: u64,
+    /// A compaction starts after this many batches: an opening reads each of them.
+    pub compact_batches: u64,
+    /// An object that is not needed any more is removed after this time. A process that reads the
+    /// pool must read a newer manifest within it.
+    pub removal_delay: Duration,
+    /// A write fails, and with it the pool until it is opened again, if the object store does not
+    /// take it within this time.
+    pub outage_max: Duration,
+    /// Most bytes of the cache.
+    pub cache_bytes: u64,
+}
+
+impl Default for BucketSettings {
+    fn default() -> BucketSettings {
+        BucketSettings {
+            segment_bytes: 16 << 20,
+            batch_bytes: 4 << 20,
+            uploads_max: 16,
+            keep_bytes: 1 << 20,
+            memory_bytes: 128 << 20,
+            compact_bytes: 32 << 20,
+            compact_batches: 1024,
+            removal_delay: Duration::from_secs(600),
+            outage_max: Duration::from_secs(600),
+            cache_bytes: 4 << 30,
+        }
+    }
 }

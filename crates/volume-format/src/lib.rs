@@ -8,6 +8,7 @@ mod error;
 pub mod group;
 pub mod key_slot;
 pub mod label;
+pub mod object;
 pub mod properties;
 pub mod sealed;
 pub mod stream;

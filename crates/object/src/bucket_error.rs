@@ -1,0 +1,68 @@
+//! Why a pool in an object store could not be opened.
+
+use blockyard_store::StoreError;
+use blockyard_volume_format::FormatError;
+
+use crate::ObjectError;
+
+/// Why a pool in an object store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BucketError {
+    /// A request failed.
+    #[error(transparent)]
+    Request(#[from] ObjectError),
+    /// The object store does not fence a second opener.
+    #[error(
+        "cannot make a pool in `{place}`: this object store does not keep a second opener out: \
+         {failure}; expected a store with conditional writes"
+    )]
+    Unfenced {
+        /// The place of the pool.
+        place: String,
+        /// What the store did.
+        failure: String,
+    },
+    /// The place contains no pool.
+    #[error("`{place}` holds no pool of volumes; expected the place of a pool")]
+    NoPool {
+        /// The place that was named.
+        place: String,
+    },
+    /// An object that the manifest names is not there.
+    #[error("`{name}` is missing from the object store; restore the object")]
+    Missing {
+        /// The name of the object below the prefix of the pool.
+        name: String,
+    },
+    /// An object belongs to another pool, or in another place.
+    #[error("`{name}` belongs to another pool or is in the place of another object; restore it")]
+    Foreign {
+        /// The name of the object below the prefix of the pool.
+        name: String,
+    },
+    /// Another opener was faster.
+    #[error(
+        "another process has just opened the pool (epoch {epoch}); expected a pool that no other \
+         process opens"
+    )]
+    Raced {
+        /// The epoch that both wanted.
+        epoch: u64,
+    },
+    /// A number is used up.
+    #[error("the pool has too many {what}")]
+    Exhausted {
+        /// What there are too many of.
+        what: &'static str,
+    },
+    /// The runtime of the requests was stopped.
+    #[error("the requests to the object store were stopped")]
+    Stopped,
+    /// An object is damaged, or of a newer version.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The cache cannot be used, or the pool's place is not valid.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

@@ -1,0 +1,233 @@
+//! Compaction: copies short batches from memory into objects of their segments, and writes the
+//! table and the manifest. After that the batches need not be replayed, and are removed later.
+//!
+//! A segment whose extents are many is copied as a whole. Long batches stay: extents refer to them.
+//!
+//! Each object is written before the manifest names it, and leaves the manifest before it is
+//! removed. It is removed after a delay, because a process that only reads may have an older
+//! manifest.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blockyard_volume_format::object::manifest::{Manifest, Removal, Replay};
+use blockyard_volume_format::object::table::{self, PART_SEGMENTS, TableExtent};
+use blockyard_volume_format::object::{HEADER_BYTES, MANIFEST, ObjectHeader, ObjectId, ObjectKind};
+use bytes::Bytes;
+
+use crate::client::Swapped;
+use crate::journal::{Journal, Outage, State, taken_over};
+
+/// A segment with more extents than this is copied as a whole.
+const EXTENTS_MAX: usize = 64;
+
+/// Most removals of objects at once.
+const REMOVALS_AT_ONCE: usize = 1000;
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Makes a compaction. If the journal ends, it returns early.
+pub(crate) async fn run(journal: &Arc<Journal>) {
+    _ = compact(journal).await;
+}
+
+/// As [`run`]; `None` if the journal has ended.
+async fn compact(journal: &Arc<Journal>) -> Option<()> {
+    let segments: Vec<u32> = journal.state().durable.changed().iter().copied().collect();
+    for segment in segments {
+        let extents = wanted(&journal.state(), segment);
+        if !extents.is_empty() {
+            copy(journal, segment, &extents).await?;
+        }
+    }
+    let removed = remove_due(journal).await?;
+    let (manifest, parts) = next_manifest(journal, &removed);
+    for (object, bytes) in parts {
+        put(journal, object, bytes.into()).await?;
+    }
+    swap(journal, manifest).await
+}
+
+/// The extents of a segment that are to be copied: all if they are many, else those in batches in
+/// memory.
+fn wanted(state: &State, segment: u32) -> Vec<TableExtent> {
+    let Some(map) = state.durable.segment(segment) else { return Vec::new() };
+    let are_many = map.count() > EXTENTS_MAX;
+    let is_wanted = |it: &&TableExtent| are_many || state.bodies.contains_key(&it.object);
+    map.extents().filter(is_wanted).copied().collect()
+}
+
+/// Copies extents of a segment into a new object, and refers to that.
+async fn copy(journal: &Arc<Journal>, segment: u32, extents: &[TableExtent]) -> Option<()> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    let mut moved = Vec::with_capacity(extents.len());
+    for extent in extents {
+        moved.push(bytes.len() as u32);
+        let body = journal.state().bodies.get(&extent.object).cloned();
+        let range = extent.at as usize..(extent.at + extent.len) as usize;
+        match body {
+            Some(body) => bytes.extend_from_slice(&body[range]),
+            None => {
+                let range = u64::from(extent.at)..u64::from(extent.at + extent.len);
+                bytes.extend_from_slice(&get(journal, extent.object, range).await?);
+            }
+        }
+    }
+    let (object, header) = journal.state().new_object(ObjectKind::Segment);
+    header.put(&mut bytes, HEADER_BYTES);
+    let bytes = Bytes::from(bytes);
+    put(journal, object, bytes.clone()).await?;
+    if let Some(cache) = &journal.cache {
+        cache.insert(object, 0, &bytes);
+    }
+    let mut state = journal.state();
+    for (extent, at) in extents.iter().zip(moved) {
+        state.durable.replace(segment, extent, (object, at));
+        state.current.replace(segment, extent, (object, at));
+    }
+    Some(())
+}
+
+/// Removes the objects whose delay has passed. Returns how many of the list, from its beginning.
+async fn remove_due(journal: &Arc<Journal>) -> Option<BTreeSet<ObjectId>> {
+    let delay = journal.settings.removal_delay.as_secs();
+    let due: Vec<ObjectId> = {
+        let (state, now) = (journal.state(), now());
+        let is_due = |it: &&Removal| it.since.saturating_add(delay) <= now;
+        let due = state.manifest.removals.iter().filter(is_due).map(|it| it.object);
+        due.take(REMOVALS_AT_ONCE).collect()
+    };
+    let names: Vec<String> = due.iter().map(ObjectId::to_string).collect();
+    match journal.client.delete(&names).await {
+        Ok(()) => Some(due.into_iter().collect()),
+        // The next compaction tries again.
+        Err(error) => {
+            tracing::warn!("{}: {error}", journal.title);
+            Some(BTreeSet::new())
+        }
+    }
+}
+
+/// The manifest of everything that is acknowledged, and the parts of the table that it names and
+/// that are to be written before.
+fn next_manifest(
+    journal: &Journal,
+    removed: &BTreeSet<ObjectId>,
+) -> (Manifest, Vec<(ObjectId, Vec<u8>)>) {
+    let mut guard = journal.state();
+    let state = &mut *guard;
+    let mut manifest = state.manifest.clone();
+    manifest.writer = state.header.writer;
+    manifest.changes += 1;
+    let ObjectHeader { epoch, .. } = state.header;
+    // Without a local log each batch is a group of its own.
+    let (first, through) = (state.acknowledged, state.acknowledged);
+    manifest.replays = vec![Replay { epoch, first, through }];
+    let changed: BTreeSet<usize> =
+        state.durable.changed().iter().map(|it| *it as usize / PART_SEGMENTS).collect();
+    state.durable.clear_changed();
+    state.behind_bytes = 0;
+    manifest.segment_bytes = state.durable.segment_bytes;
+    manifest.segments = state.durable.segment_count() as u32;
+    manifest.superblock = state.durable.superblock.clone();
+    let count = state.durable.segment_count().div_ceil(PART_SEGMENTS);
+    let mut unused = state.durable.references.take_unused();
+    let (mut parts, mut printed) = (Vec::new(), Vec::new());
+    for index in 0..count.max(manifest.parts.len()) {
+        let old = manifest.parts.get(index).copied().flatten();
+        if index < count && !changed.contains(&index) {
+            parts.push(old);
+            continue;
+        }
+        unused.extend(old);
+        if index < count {
+            let (object, header) = state.new_object(ObjectKind::Table);
+            printed.push((object, table::print(&header, index as u32, &state.durable.part(index))));
+            parts.push(Some(object));
+        }
+    }
+    manifest.parts = parts;
+    let since = now();
+    manifest.removals.retain(|it| !removed.contains(&it.object));
+    manifest.removals.extend(unused.into_iter().map(|object| Removal { object, since }));
+    (manifest, printed)
+}
+
+/// Replaces the manifest, and forgets the batches that are not needed in memory any more.
+async fn swap(journal: &Arc<Journal>, manifest: Manifest) -> Option<()> {
+    let bytes = Bytes::from(manifest.print());
+    let e_tag = journal.state().e_tag.clone();
+    let mut outage = Outage::default();
+    let e_tag = loop {
+        match journal.client.swap(MANIFEST, &bytes, &e_tag).await {
+            Ok(Swapped::New { etag }) => break etag,
+            Ok(Swapped::Changed(other)) => {
+                let other = other.as_ref().map(|it| &it.bytes[..]);
+                journal.fail(&taken_over(MANIFEST, other));
+                return None;
+            }
+            Err(error) => {
+                if !outage.wait(journal, &error).await {
+                    return None;
+                }
+            }
+        }
+    };
+    outage.end(journal);
+    let mut state = journal.state();
+    state.e_tag = e_tag;
+    state.manifest = manifest;
+    let end = ObjectId::batch(state.header.epoch, state.acknowledged);
+    let needed = |state: &State, object: ObjectId| {
+        state.current.references.has(object) || state.durable.references.has(object)
+    };
+    let unneeded = state.bodies.range(..end).map(|(object, _)| *object);
+    let unneeded: Vec<ObjectId> = unneeded.filter(|object| !needed(&state, *object)).collect();
+    unneeded.into_iter().for_each(|object| state.drop_body(object));
+    // `current` is never written to the store; only the counts of live objects are of use.
+    state.current.references.take_unused();
+    state.current.clear_changed();
+    drop(state);
+    Some(())
+}
+
+/// Writes an object whose name no other writer uses, until the object store has it.
+async fn put(journal: &Arc<Journal>, object: ObjectId, bytes: Bytes) -> Option<()> {
+    let name = object.to_string();
+    let mut outage = Outage::default();
+    while let Err(error) = journal.client.put(&name, &bytes).await {
+        if !outage.wait(journal, &error).await {
+            return None;
+        }
+    }
+    outage.end(journal);
+    Some(())
+}
+
+/// Reads a range of an object, until the object store returns it.
+async fn get(journal: &Arc<Journal>, object: ObjectId, range: Range<u64>) -> Option<Bytes> {
+    let (name, len) = (object.to_string(), range.end - range.start);
+    let mut outage = Outage::default();
+    loop {
+        match journal.client.get(&name, Some(range.clone())).await {
+            Ok(Some(found)) if found.bytes.len() as u64 == len => {
+                outage.end(journal);
+                return Some(found.bytes);
+            }
+            Ok(_) => {
+                journal.fail(&format!("`{name}` is missing from the object store, or shorter"));
+                return None;
+            }
+            Err(error) => {
+                if !outage.wait(journal, &error).await {
+                    return None;
+                }
+            }
+        }
+    }
+}

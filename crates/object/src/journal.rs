@@ -1,0 +1,597 @@
+//! The sequence of all writes of an open pool: the open batch, the batches that are being uploaded,
+//! and the two states of the files that result ([`PoolImage`]).
+//!
+//! ```text
+//!  write ─▸ open batch ─ sync, or long enough ─▸ uploading ─ all before it are there ─▸ durable
+//!           └──────────── `current`: what reads return ──────┘                          `durable`
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A batch is acknowledged when the object store has it and all batches before it.
+//! 2. A batch is created only if there is no object of its name. A later opener puts a seal in the
+//!    place of the first batch that it does not find. So the writer of an earlier epoch cannot
+//!    create that batch, and acknowledges neither that batch nor a later one.
+//! 3. Once a batch was found taken, nothing is acknowledged any more ([`State::failed`]).
+//! 4. `durable` is `current` without the writes of batches that are not acknowledged. Extents of
+//!    `durable` refer only to objects that the object store has.
+#![allow(clippy::disallowed_types)] // A request to an object store takes far longer than a lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use blockyard_volume_format::object::batch::{
+    self, BatchOperation, BatchRecord, PAYLOAD_AT, SUPERBLOCK,
+};
+use blockyard_volume_format::object::manifest::Manifest;
+use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
+use bytes::Bytes;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::cache::{CHUNK_BYTES, ObjectCache};
+use crate::client::{Created, ObjectClient};
+use crate::compaction;
+use crate::image::PoolImage;
+use crate::{BucketSettings, ObjectError};
+
+/// What the journal of a pool needs of its surroundings.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    pub(crate) client: Arc<ObjectClient>,
+    pub(crate) settings: BucketSettings,
+    /// The name of the pool in messages.
+    pub(crate) title: String,
+    pub(crate) cache: Option<ObjectCache>,
+    state: Mutex<State>,
+    /// Signalled at each acknowledgement, failure and end of a compaction, and when the log writer
+    /// has work.
+    changed: Notify,
+    handle: Handle,
+}
+
+/// The batch that takes writes.
+#[derive(Debug)]
+struct OpenBatch {
+    bytes: Vec<u8>,
+    records: Vec<BatchRecord>,
+}
+
+impl OpenBatch {
+    fn new() -> OpenBatch {
+        OpenBatch { bytes: vec![0; PAYLOAD_AT], records: Vec::new() }
+    }
+}
+
+/// A batch that is being uploaded, or waits for that.
+#[derive(Debug)]
+struct Upload {
+    bytes: Bytes,
+    records: Vec<BatchRecord>,
+    state: UploadState,
+}
+
+/// The state of an upload.
+///
+/// ```text
+///  Waiting ─ start_uploads ─▸ Running ─ uploaded ─▸ Done ─ all before it are done ─▸ acknowledged
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UploadState {
+    Waiting,
+    Running,
+    Done,
+}
+
+/// The state of a journal.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The header of the objects of this opener, but kind and number.
+    pub(crate) header: ObjectHeader,
+    open: OpenBatch,
+    /// Batches that are not acknowledged, the oldest first.
+    uploads: VecDeque<Upload>,
+    /// The number of the first batch that is not acknowledged.
+    pub(crate) acknowledged: u64,
+    /// Every write.
+    pub(crate) current: PoolImage,
+    /// Every acknowledged write.
+    pub(crate) durable: PoolImage,
+    /// Batches in memory: those that are not acknowledged, and short ones until a compaction has
+    /// copied them into segments.
+    pub(crate) bodies: BTreeMap<ObjectId, Bytes>,
+    /// The bytes of the bodies.
+    bodies_bytes: u64,
+    /// The bytes of the acknowledged batches that the manifest's table lacks.
+    pub(crate) behind_bytes: u64,
+    /// Why nothing is acknowledged any more.
+    failed: Option<Arc<str>>,
+    /// The manifest that this opener wrote last, and its entity tag.
+    pub(crate) manifest: Manifest,
+    pub(crate) e_tag: String,
+    /// The number of the next segment or part of the table.
+    pub(crate) next_object: u64,
+    is_compacting: bool,
+    /// The length of segments, as the superblock has it; 0 until that was read or made.
+    pub(crate) layout_segment_bytes: u32,
+}
+
+impl State {
+    /// The state of a pool of which everything is durable.
+    pub(crate) fn new(
+        header: ObjectHeader,
+        durable: PoolImage,
+        manifest: Manifest,
+        e_tag: String,
+    ) -> State {
+        State {
+            header,
+            open: OpenBatch::new(),
+            uploads: VecDeque::new(),
+            acknowledged: 0,
+            current: durable.clone(),
+            durable,
+            bodies: BTreeMap::new(),
+            bodies_bytes: 0,
+            behind_bytes: 0,
+            failed: None,
+            manifest,
+            e_tag,
+            next_object: 0,
+            is_compacting: false,
+            layout_segment_bytes: 0,
+        }
+    }
+
+    /// The number of the open batch.
+    fn open_number(&self) -> u64 {
+        self.acknowledged + self.uploads.len() as u64
+    }
+
+    /// Keeps a batch in memory.
+    pub(crate) fn keep_body(&mut self, object: ObjectId, bytes: Bytes) {
+        self.bodies_bytes += bytes.len() as u64;
+        self.bodies.insert(object, bytes);
+    }
+
+    /// Removes a batch from memory.
+    pub(crate) fn drop_body(&mut self, object: ObjectId) {
+        if let Some(bytes) = self.bodies.remove(&object) {
+            self.bodies_bytes -= bytes.len() as u64;
+        }
+    }
+
+    /// A new object of this opener.
+    pub(crate) fn new_object(&mut self, kind: ObjectKind) -> (ObjectId, ObjectHeader) {
+        let number = self.next_object;
+        self.next_object += 1;
+        let header = ObjectHeader { kind, number, ..self.header };
+        (ObjectId { kind, epoch: header.epoch, number }, header)
+    }
+
+    fn failure(&self) -> Option<io::Error> {
+        self.failed.as_ref().map(|why| io::Error::other(why.to_string()))
+    }
+
+    /// Adds a write to the open batch; the bytes are the parts together.
+    fn add(&mut self, record: BatchRecord, parts: &[&[u8]]) {
+        let object = ObjectId::batch(self.header.epoch, self.open_number());
+        let at = self.open.bytes.len();
+        parts.iter().for_each(|part| self.open.bytes.extend_from_slice(part));
+        let written: &[u8] = if record.file == SUPERBLOCK { &self.open.bytes[at..] } else { &[] };
+        self.current.apply(&record, (object, at as u32), written);
+        self.open.records.push(record);
+    }
+
+    /// Ends the open batch, if it has records.
+    fn close_batch(&mut self) {
+        if self.open.records.is_empty() {
+            return;
+        }
+        let number = self.open_number();
+        let object = ObjectId::batch(self.header.epoch, number);
+        let OpenBatch { mut bytes, records } = std::mem::replace(&mut self.open, OpenBatch::new());
+        let header = ObjectHeader { kind: ObjectKind::Batch, number, ..self.header };
+        batch::complete(&mut bytes, &header, number + 1, &records);
+        let bytes = Bytes::from(bytes);
+        self.keep_body(object, bytes.clone());
+        self.uploads.push_back(Upload { bytes, records, state: UploadState::Waiting });
+    }
+
+    /// Acknowledges the oldest batches if they are there.
+    fn acknowledge(&mut self, keep_bytes: usize) {
+        while self.failed.is_none()
+            && self.uploads.front().is_some_and(|upload| upload.state == UploadState::Done)
+        {
+            let Some(upload) = self.uploads.pop_front() else { return };
+            let object = ObjectId::batch(self.header.epoch, self.acknowledged);
+            self.acknowledged += 1;
+            self.behind_bytes += upload.bytes.len() as u64;
+            self.durable.references.add(object, 0);
+            apply_all(&mut self.durable, object, &upload.bytes, &upload.records);
+            if upload.bytes.len() >= keep_bytes {
+                self.drop_body(object);
+            }
+        }
+    }
+
+    /// Whether enough was acknowledged since the last compaction for another one.
+    fn is_compaction_due(&self, settings: &BucketSettings) -> bool {
+        let after = self.manifest.replays.last().map_or(0, |replay| replay.first);
+        let lacking = self.acknowledged.saturating_sub(after);
+        let many = settings.compact_batches;
+        lacking > 0
+            && (self.behind_bytes >= settings.compact_bytes
+                || lacking >= many
+                || self.manifest.replays.len() as u64 > many)
+    }
+}
+
+/// Executes the records of a batch.
+pub(crate) fn apply_all(
+    space: &mut PoolImage,
+    object: ObjectId,
+    bytes: &[u8],
+    records: &[BatchRecord],
+) {
+    let mut at = PAYLOAD_AT;
+    for record in records {
+        let len = match record.operation {
+            BatchOperation::Write { len, .. } => len as usize,
+            _ => 0,
+        };
+        space.apply(record, (object, at as u32), &bytes[at..at + len]);
+        at += len;
+    }
+}
+
+/// Where the bytes of a piece are.
+pub(crate) enum Located {
+    /// Zeros of this length.
+    Zeros(usize),
+    /// In memory.
+    Memory(Bytes),
+    /// In the open batch, copied.
+    Copied(Vec<u8>),
+    /// In an object: the offset and the length in bytes.
+    Object(ObjectId, u32, usize),
+}
+
+impl Journal {
+    /// A journal that continues a pool.
+    pub(crate) fn new(
+        client: Arc<ObjectClient>,
+        settings: BucketSettings,
+        (title, cache): (String, Option<ObjectCache>),
+        state: State,
+        handle: Handle,
+    ) -> Journal {
+        Journal {
+            client,
+            settings,
+            title,
+            cache,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            handle,
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error that ended the journal.
+    pub(crate) fn failure(&self) -> Option<io::Error> {
+        self.state().failure()
+    }
+
+    /// Ends the journal: nothing is acknowledged from now on.
+    pub(crate) fn fail(&self, why: &str) {
+        let mut state = self.state();
+        if state.failed.is_none() {
+            tracing::error!("{}: {why}", self.title);
+            state.failed = Some(why.into());
+        }
+        drop(state);
+        self.signal();
+    }
+
+    /// Wakes all threads that wait for a change.
+    pub(crate) fn signal(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `check` returns a value.
+    fn wait<T>(&self, runtime: &Runtime, mut check: impl FnMut(&mut State) -> Option<T>) -> T {
+        self.wait_until(runtime, || check(&mut self.state()))
+    }
+
+    /// Waits until `check`, which may lock the state, returns a value. Executes tasks of the
+    /// runtime meanwhile, if it has one thread and no other thread does.
+    pub(crate) fn wait_until<T>(
+        &self,
+        runtime: &Runtime,
+        mut check: impl FnMut() -> Option<T>,
+    ) -> T {
+        runtime.block_on(async {
+            loop {
+                let mut changed = pin!(self.changed.notified());
+                // From here on a signal is not missed.
+                changed.as_mut().enable();
+                if let Some(value) = check() {
+                    return value;
+                }
+                changed.await;
+            }
+        })
+    }
+
+    /// Appends an operation with its bytes; waits while too many bytes are in memory.
+    pub(crate) fn append(
+        self: &Arc<Self>,
+        runtime: &Runtime,
+        record: BatchRecord,
+        parts: &[&[u8]],
+    ) -> io::Result<()> {
+        let has_space = |state: &State| state.bodies_bytes < self.settings.memory_bytes;
+        let mut state = self.state();
+        if state.failed.is_none() && !has_space(&state) {
+            drop(state);
+            self.wait(runtime, |state| {
+                self.start_compaction(state);
+                (state.failed.is_some() || has_space(state)).then_some(())
+            });
+            state = self.state();
+        }
+        if let Some(error) = state.failure() {
+            return Err(error);
+        }
+        state.add(record, parts);
+        if state.open.bytes.len() >= self.settings.batch_bytes {
+            state.close_batch();
+            self.start_uploads(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Ends the open batch and starts to upload it. Returns how many batches must be acknowledged
+    /// for everything to be durable that was appended before.
+    pub(crate) fn begin_sync(self: &Arc<Self>) -> u64 {
+        let mut state = self.state();
+        state.close_batch();
+        self.start_uploads(&mut state);
+        state.open_number()
+    }
+
+    /// Whether this number of batches is acknowledged, or never will be.
+    pub(crate) fn is_ended(&self, batches: u64) -> bool {
+        let state = self.state();
+        state.acknowledged >= batches || state.failed.is_some()
+    }
+
+    /// Waits until this number of batches is acknowledged.
+    ///
+    /// # Errors
+    /// If the journal ends before.
+    pub(crate) fn end_sync(&self, runtime: &Runtime, batches: u64) -> io::Result<()> {
+        self.wait(runtime, |state| match state.acknowledged >= batches {
+            true => Some(Ok(())),
+            false => state.failure().map(Err),
+        })
+    }
+
+    /// Starts to upload batches that wait, as many as may be in flight.
+    fn start_uploads(self: &Arc<Self>, state: &mut State) {
+        let first = state.acknowledged;
+        let header = state.header;
+        for (index, upload) in state.uploads.iter_mut().enumerate().take(self.settings.uploads_max)
+        {
+            if upload.state == UploadState::Waiting && state.failed.is_none() {
+                upload.state = UploadState::Running;
+                let number = first + index as u64;
+                let (journal, bytes) = (Arc::clone(self), upload.bytes.clone());
+                let object = ObjectId::batch(header.epoch, number);
+                self.handle.spawn(async move { journal.upload(object, bytes).await });
+            }
+        }
+    }
+
+    /// Uploads a batch, until the object store has it, or an object of another writer.
+    async fn upload(self: Arc<Self>, object: ObjectId, bytes: Bytes) {
+        let _ends = EndsByPanic(&self);
+        let name = object.to_string();
+        let mut outage = Outage::default();
+        loop {
+            match self.client.create(&name, &bytes).await {
+                Ok(Created::New { .. }) => break,
+                Ok(Created::Taken(other)) => {
+                    return self.fail(&taken_over(&name, Some(&other.bytes)));
+                }
+                Err(error) => {
+                    if !outage.wait(&self, &error).await {
+                        return;
+                    }
+                }
+            }
+        }
+        outage.end(&self);
+        if bytes.len() >= self.settings.keep_bytes
+            && let Some(cache) = &self.cache
+        {
+            cache.insert(object, 0, &bytes);
+        }
+        let mut state = self.state();
+        let index = object.number.saturating_sub(state.acknowledged) as usize;
+        if let Some(upload) = state.uploads.get_mut(index) {
+            upload.state = UploadState::Done;
+        }
+        state.acknowledge(self.settings.keep_bytes);
+        self.start_uploads(&mut state);
+        self.start_compaction(&mut state);
+        drop(state);
+        self.signal();
+    }
+
+    /// Starts a compaction, if one is due and none runs.
+    fn start_compaction(self: &Arc<Self>, state: &mut State) {
+        if state.failed.is_some() || state.is_compacting || !state.is_compaction_due(&self.settings)
+        {
+            return;
+        }
+        state.is_compacting = true;
+        let journal = Arc::clone(self);
+        self.handle.spawn(async move {
+            let _ends = EndsByPanic(&journal);
+            compaction::run(&journal).await;
+            let mut state = journal.state();
+            state.is_compacting = false;
+            drop(state);
+            journal.signal();
+        });
+    }
+
+    /// Locates the bytes of a range of a segment.
+    ///
+    /// # Errors
+    /// If the journal has ended: the data may be stale.
+    pub(crate) fn locate(&self, segment: u32, offset: u32, len: u32) -> io::Result<Vec<Located>> {
+        let state = self.state();
+        if let Some(error) = state.failure() {
+            return Err(error);
+        }
+        let map = state.current.segment(segment).ok_or(io::ErrorKind::NotFound)?;
+        let open = ObjectId::batch(state.header.epoch, state.open_number());
+        let located = map.pieces(offset, len).into_iter().map(|piece| {
+            let len = piece.len as usize;
+            let Some((object, at)) = piece.source else { return Located::Zeros(len) };
+            let range = at as usize..at as usize + len;
+            if object == open {
+                return Located::Copied(state.open.bytes[range].to_vec());
+            }
+            match state.bodies.get(&object) {
+                Some(bytes) => Located::Memory(bytes.slice(range)),
+                None => Located::Object(object, at, len),
+            }
+        });
+        Ok(located.collect())
+    }
+}
+
+impl Journal {
+    /// Reads a range of an object, from the cache or from the object store.
+    ///
+    /// # Errors
+    /// If the object store does not return it.
+    pub(crate) fn read_object(
+        &self,
+        runtime: &Runtime,
+        object: ObjectId,
+        at: u32,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let Some(cache) = &self.cache else {
+            let (from, to) = (u64::from(at), u64::from(at) + into.len() as u64);
+            let bytes = self.fetch(runtime, object, from..to)?;
+            into.copy_from_slice(bytes.get(..into.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+            return Ok(());
+        };
+        if cache.read(object, at, into) {
+            return Ok(());
+        }
+        // Whole chunks, and more of the object, which is likely to be read next.
+        let first = at as usize / READ_AHEAD_BYTES * READ_AHEAD_BYTES;
+        let end = (at as usize + into.len()).next_multiple_of(READ_AHEAD_BYTES);
+        let bytes = self.fetch(runtime, object, first as u64..end as u64)?;
+        let range = at as usize - first..at as usize - first + into.len();
+        into.copy_from_slice(bytes.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
+        cache.insert(object, (first / CHUNK_BYTES) as u32, &bytes);
+        Ok(())
+    }
+
+    /// Reads a range of an object from the object store; fewer bytes if the object ends before.
+    fn fetch(&self, runtime: &Runtime, object: ObjectId, range: Range<u64>) -> io::Result<Bytes> {
+        let name = object.to_string();
+        let read = runtime.block_on(self.client.get(&name, Some(range)));
+        match read.map_err(io::Error::other)? {
+            Some(found) => Ok(found.bytes),
+            None => Err(io::Error::other(format!("`{name}` is missing from the object store"))),
+        }
+    }
+}
+
+/// Bytes that are read from the object store at once, at least: the time of a request hardly
+/// depends on less.
+const READ_AHEAD_BYTES: usize = 4 * CHUNK_BYTES;
+
+/// The message of a writer that a later opener has fenced: `other` is the object that it found
+/// instead of its own.
+pub(crate) fn taken_over(name: &str, other: Option<&[u8]>) -> String {
+    let by = match other.map(ObjectHeader::parse) {
+        Some(Ok((header, _))) if header.kind == ObjectKind::Seal => {
+            "a seal of this epoch".to_owned()
+        }
+        Some(Ok((header, _))) => format!("written in epoch {}", header.epoch),
+        Some(Err(error)) => format!("not an object of this pool ({error})"),
+        None => "gone".to_owned(),
+    };
+    format!(
+        "another opener has taken over the pool: `{name}` is {by}. This process acknowledges \
+         nothing any more, and its data may be stale"
+    )
+}
+
+/// Ends the journal if a task panics, which is a bug: nothing may wait for the task.
+struct EndsByPanic<'a>(&'a Journal);
+
+impl Drop for EndsByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("a task of the object store has panicked");
+        }
+    }
+}
+
+/// A time in which the object store does not answer requests.
+#[derive(Debug, Default)]
+pub(crate) struct Outage {
+    since: Option<Instant>,
+    tries: u32,
+}
+
+/// The first wait before a request is sent again.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+
+impl Outage {
+    /// Waits before a request is repeated. Returns false if a repetition is of no use, the outage
+    /// is too long, or the journal has ended. It has ended in each of these cases.
+    pub(crate) async fn wait(&mut self, journal: &Journal, error: &ObjectError) -> bool {
+        if journal.failure().is_some() {
+            return false;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.tries == 0 {
+            tracing::warn!("{}: {error}; trying again", journal.title);
+        }
+        if !error.is_transient() || since.elapsed() >= journal.settings.outage_max {
+            journal.fail(&error.to_string());
+            return false;
+        }
+        let delay = RETRY_FIRST * 2_u32.pow(self.tries.min(6));
+        self.tries += 1;
+        tokio::time::sleep(delay).await;
+        true
+    }
+
+    /// Ends the outage.
+    pub(crate) fn end(self, journal: &Journal) {
+        if self.tries > 0 {
+            tracing::info!("{}: the object store answers again", journal.title);
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! A pool in an object store as a [`SegmentStore`]: its files, its location, the log writer and the
+//! reads.
+
+#![allow(clippy::disallowed_types)] // A request to an object store takes far longer than a lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
+use blockyard_store::log_writer::Ended;
+use blockyard_store::{
+    Durability, EventFd, Layout, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile,
+    StoreLocation, WriteBatch,
+};
+use blockyard_sync::event_count::{EventCount, Waker};
+use blockyard_volume_format::object::batch::{
+    BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
+};
+use blockyard_volume_format::{segment_name, superblock};
+use tokio::runtime::Runtime;
+
+use crate::BucketSettings;
+use crate::bucket_error::BucketError;
+use crate::cache::ObjectCache;
+use crate::client::ObjectClient;
+use crate::journal::{Journal, Located, State};
+use crate::preflight::preflight;
+use crate::reads::BucketReads;
+use crate::recovery;
+use crate::requests::Requests;
+
+/// Fewest segments of a pool. A smaller capacity is refused.
+const SEGMENTS_MIN: u64 = 16;
+
+/// Most write batches in flight. A PUT takes milliseconds, so that many groups share them.
+const DEPTH: usize = 16;
+
+/// The number of a file of this name.
+fn number_of(name: &str) -> Option<u32> {
+    if name == superblock::FILE {
+        return Some(SUPERBLOCK);
+    }
+    let number = u32::from_str_radix(name.strip_prefix("segment-")?, 16).ok()?;
+    (segment_name(number as usize) == name).then_some(number)
+}
+
+/// A file that was made and has no permanent name yet: nothing of it is in the journal.
+#[derive(Debug, Default)]
+struct NewFile {
+    len: u64,
+    writes: Vec<(u64, Vec<u8>)>,
+}
+
+type NewFiles = Arc<Mutex<BTreeMap<String, NewFile>>>;
+
+fn no_pool(client: &ObjectClient) -> BucketError {
+    BucketError::NoPool { place: client.title().to_owned() }
+}
+
+/// Refuses an object store whose conditional writes do not keep a second opener out.
+async fn check_fence(client: &ObjectClient) -> Result<(), BucketError> {
+    let report = preflight(client).await?;
+    match report.failure() {
+        None => Ok(()),
+        Some(failure) => {
+            let (place, failure) = (client.title().to_owned(), failure.to_owned());
+            Err(BucketError::Unfenced { place, failure })
+        }
+    }
+}
+
+/// A pool in an object store. This process has it until another one opens it.
+#[derive(Debug)]
+pub struct BucketStore {
+    journal: Arc<Journal>,
+    runtime: Arc<Runtime>,
+    /// Whether the pool was opened for use.
+    writes: bool,
+    new: NewFiles,
+}
+
+impl BucketStore {
+    /// Opens a pool for use, or makes one of `capacity_bytes` where there is none. Older openers
+    /// are fenced: none of their writes is acknowledged after that.
+    ///
+    /// # Errors
+    /// If the object store refuses a request, an object is damaged, or another opener is faster. If
+    /// there is no pool and no capacity.
+    pub fn open(
+        client: Arc<ObjectClient>,
+        settings: BucketSettings,
+        cache: Option<&Path>,
+        capacity_bytes: Option<u64>,
+        runtime: &Arc<Runtime>,
+    ) -> Result<BucketStore, BucketError> {
+        let fresh = || {
+            let failed = |source| StoreError::Io { doing: "cannot draw a number".into(), source };
+            blockyard_os::fresh_id().map_err(failed)
+        };
+        let (id, writer) = (fresh()?, fresh()?);
+        let opened = async {
+            let found = match (recovery::manifest(&client).await?, capacity_bytes) {
+                (Some((manifest, _)), Some(wanted)) if manifest.capacity_bytes != wanted => {
+                    let wanted = wanted.to_string();
+                    let has = format!("{}, which the pool has", manifest.capacity_bytes);
+                    let field = "pool_size";
+                    return Err(StoreError::Invalid { field, value: wanted, wanted: has }.into());
+                }
+                (Some(found), _) => found,
+                (None, Some(capacity)) => {
+                    check_fence(&client).await?;
+                    recovery::make(&client, (id, writer), capacity).await?
+                }
+                (None, None) => return Err(no_pool(&client)),
+            };
+            recovery::open(&client, found, writer, settings.keep_bytes).await
+        };
+        let state = runtime.block_on(opened)?;
+        BucketStore::of(client, settings, (cache, true), state, runtime)
+    }
+
+    /// Opens a pool for reading only; nothing changes, and its writer is not fenced.
+    ///
+    /// # Errors
+    /// As [`BucketStore::open`], or if there is no pool.
+    pub fn open_read_only(
+        client: Arc<ObjectClient>,
+        settings: BucketSettings,
+        runtime: &Arc<Runtime>,
+    ) -> Result<BucketStore, BucketError> {
+        let opened = async {
+            let found = recovery::manifest(&client).await?;
+            let found = found.ok_or_else(|| no_pool(&client))?;
+            recovery::look(&client, found, settings.keep_bytes).await
+        };
+        let state = runtime.block_on(opened)?;
+        BucketStore::of(client, settings, (None, false), state, runtime)
+    }
+
+    fn of(
+        client: Arc<ObjectClient>,
+        settings: BucketSettings,
+        (cache, writes): (Option<&Path>, bool),
+        state: State,
+        runtime: &Arc<Runtime>,
+    ) -> Result<BucketStore, BucketError> {
+        let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, state.header.pool);
+        let cache = cache.map(open).transpose()?;
+        let title = client.title().to_owned();
+        let handle = runtime.handle().clone();
+        let journal = Journal::new(client, settings, (title, cache), state, handle);
+        let (journal, runtime) = (Arc::new(journal), Arc::clone(runtime));
+        Ok(BucketStore { journal, runtime, writes, new: NewFiles::default() })
+    }
+
+    /// The epoch of this opener.
+    pub fn epoch(&self) -> u64 {
+        self.journal.state().header.epoch
+    }
+
+    /// The requests that this process has sent since the opening.
+    pub fn requests(&self) -> Requests {
+        self.journal.client.requests()
+    }
+
+    /// How many chunks of objects were found in the cache, and how many were not.
+    pub fn cache_hits_and_misses(&self) -> (u64, u64) {
+        self.journal.cache.as_ref().map_or((0, 0), ObjectCache::hits_and_misses)
+    }
+
+    fn new_files(&self) -> MutexGuard<'_, BTreeMap<String, NewFile>> {
+        self.new.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, place: FilePlace, len: u64) -> BucketFile {
+        let (journal, runtime) = (Arc::clone(&self.journal), Arc::clone(&self.runtime));
+        BucketFile { journal, runtime, new: Arc::clone(&self.new), place, len, writes: self.writes }
+    }
+
+    fn append(&self, file: u32, operation: BatchOperation, parts: &[&[u8]]) -> io::Result<()> {
+        self.journal.append(&self.runtime, BatchRecord { file, operation }, parts)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let batches = self.journal.begin_sync();
+        self.journal.end_sync(&self.runtime, batches)
+    }
+}
+
+impl SegmentFiles for BucketStore {
+    type File = BucketFile;
+
+    fn open(&self, name: &str) -> io::Result<Option<BucketFile>> {
+        let new = self.new_files().get(name).map(|new| new.len);
+        if let Some(len) = new {
+            return Ok(Some(self.file(FilePlace::New(name.to_owned()), len)));
+        }
+        let Some(number) = number_of(name) else { return Ok(None) };
+        let state = self.journal.state();
+        let len = match number {
+            SUPERBLOCK => state.current.superblock.as_ref().map(|it| it.len() as u64),
+            number if state.current.has_segment(number) => Some(state.current.segment_bytes.into()),
+            _ => None,
+        };
+        drop(state);
+        Ok(len.map(|len| self.file(FilePlace::Named(number), len)))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<BucketFile> {
+        let new = NewFile { len, writes: Vec::new() };
+        self.new_files().insert(name.to_owned(), new);
+        Ok(self.file(FilePlace::New(name.to_owned()), len))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let number = number_of(to).ok_or(ErrorKind::InvalidInput)?;
+        let new = self.new_files().remove(from).ok_or(ErrorKind::NotFound)?;
+        let too_long = || io::Error::other(format!("`{to}` is too long for an object store"));
+        let most = if number == SUPERBLOCK { SUPERBLOCK_BYTES_MAX } else { u32::MAX };
+        let len = u32::try_from(new.len).ok().filter(|len| *len <= most).ok_or_else(too_long)?;
+        self.append(number, BatchOperation::Make { len }, &[])?;
+        for (offset, bytes) in &new.writes {
+            let (offset, len) = (*offset as u32, bytes.len() as u32);
+            self.append(number, BatchOperation::Write { offset, len }, &[bytes])?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        if self.new_files().remove(name).is_some() {
+            return Ok(());
+        }
+        match number_of(name) {
+            Some(number) => self.append(number, BatchOperation::Remove, &[]),
+            None => Ok(()),
+        }
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let new: Vec<String> = self.new_files().keys().cloned().collect();
+        let state = self.journal.state();
+        let superblock = state.current.superblock.iter().map(|_| superblock::FILE.to_owned());
+        let segments = 0..state.current.segment_count();
+        let segments = segments.filter(|number| state.current.has_segment(*number as u32));
+        Ok(superblock.chain(segments.map(segment_name)).chain(new).collect())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.sync()
+    }
+
+    /// A segment that is not needed gives its objects back.
+    fn discards(&self) -> bool {
+        true
+    }
+
+    fn discard(&self, file: &BucketFile) {
+        file.clear();
+    }
+}
+
+impl StoreLocation for BucketStore {
+    fn title(&self) -> String {
+        self.journal.title.clone()
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        if !is_new {
+            self.journal.state().layout_segment_bytes = wanted.segment_bytes;
+            return Ok(wanted);
+        }
+        let capacity = self.journal.state().manifest.capacity_bytes;
+        let least = SEGMENTS_MIN * u64::from(SEGMENT_BYTES_MIN);
+        if capacity < least {
+            let wanted = format!("{least} bytes or more");
+            return Err(StoreError::Invalid {
+                field: "pool_size",
+                value: capacity.to_string(),
+                wanted,
+            });
+        }
+        let wanted_bytes = wanted.segment_bytes.min(self.journal.settings.segment_bytes);
+        let segment_bytes = shorter(wanted_bytes, capacity, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
+        Ok(Layout { segment_bytes, ..wanted })
+    }
+
+    fn segments_max(&self) -> usize {
+        let state = self.journal.state();
+        let segment_bytes = u64::from(state.layout_segment_bytes.max(1));
+        (state.manifest.capacity_bytes / segment_bytes) as usize
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        self.journal.failure().map_or(Ok(()), Err)
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        blockyard_os::fresh_id()
+    }
+}
+
+impl SegmentStore for BucketStore {
+    type LogWriter = BucketLogWriter;
+    type Reads = BucketReads;
+
+    fn log_writer(&self, _: Option<&Arc<BucketFile>>) -> BucketLogWriter {
+        let (journal, runtime) = (Arc::clone(&self.journal), Arc::clone(&self.runtime));
+        BucketLogWriter { journal, runtime, in_flight: VecDeque::new() }
+    }
+
+    fn reads(&self, event_fd: Option<&EventFd>) -> BucketReads {
+        BucketReads::new(self.runtime.handle(), event_fd)
+    }
+}
+
+/// Where the bytes of a file are.
+#[derive(Debug)]
+enum FilePlace {
+    /// A file without a permanent name.
+    New(String),
+    /// A segment or the superblock.
+    Named(u32),
+}
+
+/// A file of a pool in an object store.
+#[derive(Debug)]
+pub struct BucketFile {
+    journal: Arc<Journal>,
+    runtime: Arc<Runtime>,
+    new: NewFiles,
+    place: FilePlace,
+    len: u64,
+    writes: bool,
+}
+
+impl BucketFile {
+    /// Makes the contents zeros.
+    pub(crate) fn clear(&self) {
+        if let FilePlace::Named(file) = self.place
+            && self.writes
+        {
+            let record = BatchRecord { file, operation: BatchOperation::Clear };
+            // After an error nothing is acknowledged any more, so the pool is not used on.
+            _ = self.journal.append(&self.runtime, record, &[]);
+        }
+    }
+
+    /// Checks that a range is within the file, and returns its offset.
+    fn offset(&self, offset: u64, len: usize) -> io::Result<u32> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len => Ok(offset as u32),
+            _ => Err(ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn read_segment(&self, segment: u32, offset: u32, into: &mut [u8]) -> io::Result<()> {
+        let mut rest = into;
+        for located in self.journal.locate(segment, offset, rest.len() as u32)? {
+            let len = match &located {
+                Located::Zeros(len) | Located::Object(_, _, len) => *len,
+                Located::Memory(bytes) => bytes.len(),
+                Located::Copied(bytes) => bytes.len(),
+            };
+            let (part, after) = rest.split_at_mut(len);
+            match located {
+                Located::Zeros(_) => part.fill(0),
+                Located::Memory(bytes) => part.copy_from_slice(&bytes),
+                Located::Copied(bytes) => part.copy_from_slice(&bytes),
+                Located::Object(object, at, _) => {
+                    self.journal.read_object(&self.runtime, object, at, part)?;
+                }
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Reads a new file, whose writes are in memory.
+    fn read_new(&self, name: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = new.get(name).ok_or(ErrorKind::NotFound)?;
+        let mut all = vec![0; file.len as usize];
+        for (offset, bytes) in &file.writes {
+            all[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        into.copy_from_slice(&all[offset as usize..][..into.len()]);
+        Ok(())
+    }
+}
+
+impl StoreFile for BucketFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let at = self.offset(offset, into.len())?;
+        match &self.place {
+            FilePlace::New(name) => self.read_new(name, offset, into),
+            FilePlace::Named(SUPERBLOCK) => {
+                let state = self.journal.state();
+                let all = state.current.superblock.as_deref().ok_or(ErrorKind::NotFound)?;
+                let range = at as usize..at as usize + into.len();
+                into.copy_from_slice(all.get(range).ok_or(ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+            FilePlace::Named(segment) => self.read_segment(*segment, at, into),
+        }
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let at = self.offset(offset, len)?;
+        if !self.writes {
+            return Err(ErrorKind::ReadOnlyFilesystem.into());
+        }
+        match &self.place {
+            FilePlace::New(name) => {
+                let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
+                let file = new.get_mut(name).ok_or(ErrorKind::NotFound)?;
+                file.writes.push((offset, parts.concat()));
+                Ok(())
+            }
+            FilePlace::Named(file) => {
+                let operation = BatchOperation::Write { offset: at, len: len as u32 };
+                self.journal.append(&self.runtime, BatchRecord { file: *file, operation }, parts)
+            }
+        }
+    }
+
+    /// Makes all writes of the pool durable, not only those of this file.
+    fn sync(&self) -> io::Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
+        let batches = self.journal.begin_sync();
+        self.journal.end_sync(&self.runtime, batches)
+    }
+}
+
+/// The log writer: appends write batches to the journal. Several uploads are in flight, and each
+/// write batch ends when all before it have ended.
+#[derive(Debug)]
+pub struct BucketLogWriter {
+    journal: Arc<Journal>,
+    runtime: Arc<Runtime>,
+    in_flight: VecDeque<InFlight>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    write_batch: WriteBatch,
+    /// How many batches must be acknowledged, or why it failed.
+    begun: io::Result<u64>,
+}
+
+impl BucketLogWriter {
+    /// Whether the oldest write batch has ended.
+    fn is_oldest_done(&self) -> bool {
+        self.in_flight.front().is_none_or(|oldest| {
+            oldest.begun.as_ref().map_or(true, |batches| self.journal.is_ended(*batches))
+        })
+    }
+}
+
+impl<F: StoreFile> LogWriter<F> for BucketLogWriter {
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        let journal = Arc::clone(&self.journal);
+        Some(Waker::new(move || journal.signal()))
+    }
+
+    fn begin(
+        &mut self,
+        file: &Arc<F>,
+        offset: u64,
+        write_batch: WriteBatch,
+        durability: Durability,
+    ) {
+        let parts: Vec<&[u8]> = write_batch.slices().collect();
+        let begun = file.write_at(offset, &parts).map(|()| match durability {
+            Durability::Nothing => 0,
+            Durability::Itself | Durability::File => self.journal.begin_sync(),
+        });
+        self.in_flight.push_back(InFlight { write_batch, begun });
+    }
+
+    fn wait(&mut self, event_count: &EventCount, is_there: &dyn Fn() -> bool) -> bool {
+        if !self.is_oldest_done() && event_count.doze(is_there) {
+            let is_over = || (self.is_oldest_done() || is_there()).then_some(());
+            self.journal.wait_until(&self.runtime, is_over);
+            event_count.rise();
+        }
+        self.is_oldest_done()
+    }
+
+    fn end(&mut self) -> Option<Ended> {
+        let InFlight { write_batch, begun } = self.in_flight.pop_front()?;
+        let result = begun.and_then(|batches| self.journal.end_sync(&self.runtime, batches));
+        Some((Some(write_batch), result))
+    }
+}
