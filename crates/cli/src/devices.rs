@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use blockyard_yard::client::{Client, Notice};
-use blockyard_yard::error::counted;
 use blockyard_yard::inject::FaultRuleView;
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
@@ -139,7 +138,8 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         rows.push(("gate", zoned.gate.clone()));
         rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
-    rows.extend(device.hosts.iter().map(|host| ("host", host_text(device, host))));
+    let own = device.nqn.as_deref();
+    rows.extend(device.hosts.iter().map(|host| ("host", host_text(own, host))));
     rows.extend(device.faults.iter().map(|fault| ("fault rule", fault_text(fault))));
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {
@@ -163,12 +163,16 @@ fn fault_text(fault: &FaultRuleView) -> String {
     format!("{id}: {rule} ({matched} matched, {applied} applied)")
 }
 
-/// An NVMe host of a device; its subsystem is named if that is not the device's own.
-fn host_text(device: &DeviceView, host: &HostView) -> String {
-    let queues = counted(host.queues, "queue");
-    let HostView { nqn, subsystem, peer, controller, .. } = host;
-    let is_own = device.nqn.as_ref() == Some(subsystem);
-    let by = if is_own { String::new() } else { format!(" of {subsystem}") };
+/// An NVMe host of a device. The subsystem of the host is named unless it is `own`.
+pub(crate) fn host_text(own: Option<&str>, host: &HostView) -> String {
+    let HostView { nqn, subsystem, peer, controller, queue_numbers, .. } = host;
+    let by = if own == Some(subsystem) { String::new() } else { format!(" of {subsystem}") };
+    let numbers: Vec<String> = queue_numbers.iter().map(u16::to_string).collect();
+    let queues = match &numbers[..] {
+        [] => "no queue".to_owned(),
+        [number] => format!("queue {number}"),
+        _ => format!("queues {}", numbers.join(" ")),
+    };
     format!("{nqn} at {peer}, controller {controller}{by}, {queues}")
 }
 
@@ -207,17 +211,21 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
         return print_json(&connections, out);
     }
     let memory = client.nbd_memory()?;
-    let headings =
-        ["PEER", "DEVICE", "PROTOCOL", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS", "MEMORY"];
-    let mut table = Table::new(headings);
+    let mut table = Table::new([
+        "PEER", "DEVICE", "PROTOCOL", "HOST", "TLS", "REQUESTS", "READ", "WRITTEN", "ERRORS",
+        "MEMORY",
+    ]);
     for connection in connections {
         table.row([
             connection.peer,
             connection.device.or(connection.subsystem).unwrap_or_else(|| "-".to_owned()),
-            match connection.queue {
-                Some(queue) => format!("{} queue {queue}", connection.protocol),
-                None => connection.protocol,
+            match (connection.controller, connection.queue) {
+                (Some(controller), Some(queue)) => {
+                    format!("{} controller {controller} queue {queue}", connection.protocol)
+                }
+                _ => connection.protocol,
             },
+            connection.host.unwrap_or_else(|| "-".to_owned()),
             if connection.tls { "yes" } else { "no" }.to_owned(),
             connection.requests.to_string(),
             connection.read_bytes.to_string(),
@@ -226,7 +234,7 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
             connection.memory_bytes.to_string(),
         ]);
     }
-    table.print(4, out)?;
+    table.print(5, out)?;
     let (used, limit) = (Bytes(memory.used_bytes), Bytes(memory.limit_bytes));
     let (waits, refused) = (memory.waits, memory.refused);
     Ok(writeln!(out, "NBD memory: {used} of {limit}, {waits} waits, {refused} refused")?)

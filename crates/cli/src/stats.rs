@@ -9,7 +9,7 @@ use blockyard_yard::table::{Table, duration};
 use blockyard_yard::view::StatsView;
 
 use crate::args::StatsArgs;
-use crate::devices::{client, print_json};
+use crate::devices::{client, host_text, print_json};
 use crate::failure::{Code, Failure};
 
 const MIB: f64 = (1 << 20) as f64;
@@ -53,6 +53,14 @@ fn print(before: &[StatsView], now: &[StatsView], out: &mut impl Write) -> Resul
         table.row(row(&interval));
     }
     table.print(1, out)?;
+    if now.iter().any(|stats| !stats.hosts.is_empty()) {
+        writeln!(out)?;
+    }
+    for stats in now {
+        for host in &stats.hosts {
+            writeln!(out, "{} nvme: {}", stats.device, host_text(None, host))?;
+        }
+    }
     for stats in now {
         let Some(ram) = &stats.ram else { continue };
         writeln!(out)?;

@@ -156,8 +156,8 @@ pub struct HostInfo {
     pub peer: String,
     /// The controller.
     pub controller: u16,
-    /// The I/O queues.
-    pub queues: usize,
+    /// The numbers of the I/O queues.
+    pub queues: Vec<u16>,
 }
 
 /// The reason for which the table of subsystems refused a change.
@@ -433,16 +433,19 @@ impl SubsystemInfo {
             let roles = links.iter().filter_map(|(_, link)| Some((link, link.role.get()?)));
             roles.filter(move |(_, role)| may_use(&role.host))
         };
-        let queues = |controller: Option<u16>| {
-            let is_its = |id: u16| controller.is_none_or(|controller| controller == id);
-            roles().filter(|(_, role)| role.queue > 0 && is_its(role.controller)).count()
+        let queues = || roles().filter(|(_, role)| role.queue > 0);
+        let queues_of = |controller: u16| {
+            let own = queues().filter(|(_, role)| role.controller == controller);
+            let mut numbers: Vec<u16> = own.map(|(_, role)| role.queue).collect();
+            numbers.sort_unstable();
+            numbers
         };
         let hosts = roles().filter(|(_, role)| role.queue == 0).map(|(link, role)| HostInfo {
             nqn: role.host.clone(),
             subsystem: role.subsystem.clone(),
             peer: link.peer.clone(),
             controller: role.controller,
-            queues: queues(Some(role.controller)),
+            queues: queues_of(role.controller),
         });
         let may_be_host = |link: &HostLink| match link.role.get() {
             Some(role) => may_use(&role.host),
@@ -450,7 +453,7 @@ impl SubsystemInfo {
         };
         self.controllers +=
             links.iter().filter(|(queue, link)| *queue == 0 && may_be_host(link)).count();
-        self.queues += queues(None);
+        self.queues += queues().count();
         self.hosts.extend(hosts);
     }
 }

@@ -276,7 +276,7 @@ fn hosts_of_all_devices_are_clients_of_each() {
     for name in ["plain", "zoned", "shared"] {
         let info = target.subsystems.find_info(name).unwrap();
         assert_eq!((info.controllers, info.queues, info.hosts.len()), (1, 1, 1), "{name}");
-        assert_eq!((&*info.hosts[0].nqn, info.hosts[0].queues), (HOST, 1));
+        assert_eq!((&*info.hosts[0].nqn, &info.hosts[0].queues[..]), (HOST, &[1][..]));
     }
     // A device whose file system is mounted is no namespace for a host that comes later.
     let claim = shared.claim.claim();

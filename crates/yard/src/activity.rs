@@ -148,6 +148,7 @@ impl Activity {
                 "peer": it.now.peer,
                 "device": it.now.device,
                 "host": it.now.host,
+                "controller": it.now.controller,
                 "queue": it.now.queue,
                 "requests_per_second": it.rate(seconds, |it| it.requests),
                 "read_bytes_per_second": it.rate(seconds, |it| it.read_bytes),

@@ -604,12 +604,16 @@ async fn zonefs_mounts(State(control): Shared) -> Answer<Vec<MountView>> {
 }
 
 async fn stats(State(control): Shared) -> Answer<Vec<StatsView>> {
-    Ok(axum::Json(control.devices.list().iter().map(StatsView::new).collect()))
+    let devices = &control.devices;
+    let stats = devices.list();
+    let stats = stats.iter().map(|entry| StatsView::with_hosts(entry, devices));
+    Ok(axum::Json(stats.collect()))
 }
 
 async fn stats_of(State(control): Shared, name: Name) -> Answer<StatsView> {
     let name = path(name)?;
-    Ok(axum::Json(StatsView::new(&control.devices.find(&name)?)))
+    let devices = &control.devices;
+    Ok(axum::Json(StatsView::with_hosts(&devices.find(&name)?, devices)))
 }
 
 async fn zone_counts(State(control): Shared) -> Answer<Vec<ZoneCountsView>> {
@@ -740,6 +744,7 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
         device: info.export,
         subsystem: None,
         host: None,
+        controller: None,
         queue: None,
         tls: info.tls,
         requests: info.requests,
@@ -762,6 +767,7 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
         device: info.subsystem.as_deref().and_then(device),
         subsystem: info.subsystem,
         host: info.host,
+        controller: info.controller,
         queue: info.queue,
         tls: false,
         requests: info.commands,

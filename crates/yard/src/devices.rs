@@ -600,7 +600,8 @@ impl Devices {
             subsystem: host.subsystem,
             peer: host.peer,
             controller: host.controller,
-            queues: host.queues as u64,
+            queues: host.queues.len() as u64,
+            queue_numbers: host.queues,
         };
         hosts.into_iter().map(view).collect()
     }

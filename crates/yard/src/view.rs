@@ -160,6 +160,9 @@ pub struct HostView {
     pub controller: u16,
     /// The number of its I/O queues.
     pub queues: u64,
+    /// The numbers by which the host calls them.
+    #[serde(default)]
+    pub queue_numbers: Vec<u16>,
 }
 
 impl DeviceView {
@@ -338,10 +341,13 @@ pub struct StatsView {
     /// The pool of a volume; absent for other devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// The NVMe hosts that use it now; absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostView>,
 }
 
 impl StatsView {
-    /// The present statistics of a device.
+    /// The present statistics of a device, without its hosts.
     pub fn new(entry: &DeviceEntry) -> StatsView {
         let stats: Stats = entry.disk.stats();
         let ops = Op::ALL.into_iter().filter_map(|op| {
@@ -363,7 +369,14 @@ impl StatsView {
             other_latency: sparse(&stats.other_latency()),
             ram: RamView::of(entry),
             pool: entry.pool.as_ref().map(|pool| pool.path().display().to_string()),
+            hosts: Vec::new(),
         }
+    }
+
+    /// The present statistics of a device, with its hosts.
+    pub fn with_hosts(entry: &DeviceEntry, devices: &Devices) -> StatsView {
+        let hosts = devices.hosts(entry.spec.name());
+        StatsView { hosts, ..StatsView::new(entry) }
     }
 }
 
@@ -404,6 +417,9 @@ pub struct ConnectionView {
     /// The NQN of an NVMe host.
     #[serde(default)]
     pub host: Option<String>,
+    /// The controller of an NVMe host.
+    #[serde(default)]
+    pub controller: Option<u16>,
     /// The queue of an NVMe host; 0 is the admin queue.
     #[serde(default)]
     pub queue: Option<u16>,

@@ -553,7 +553,18 @@ fn hosts_of_all_devices_are_in_devices_connections_and_metrics() {
     let connections = client.connections().unwrap();
     let queues: Vec<_> = connections.iter().map(|it| (it.queue, it.device.as_deref())).collect();
     assert_eq!(queues, [(Some(0), None), (Some(1), None)]);
-    assert!(connections.iter().all(|it| it.subsystem.as_deref() == Some(all)));
+    let controller = client.device("a").unwrap().hosts[0].controller;
+    for it in &connections {
+        let of = (it.subsystem.as_deref(), it.host.as_deref(), it.controller);
+        assert_eq!(of, (Some(all), Some(HOST_NQN), Some(controller)));
+    }
+    for stats in client.stats().unwrap() {
+        let [host] = &stats.hosts[..] else { panic!("{stats:?}") };
+        assert_eq!(
+            (&*host.nqn, host.controller, &host.queue_numbers[..]),
+            (HOST_NQN, controller, &[1][..])
+        );
+    }
     let text = client.metrics().unwrap();
     for (name, value) in [
         (r#"nvme_controllers{device="a"}"#, "1"),

@@ -60,6 +60,7 @@ fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad, flushes: u64) -> 
         other_latency: Vec::new(),
         ram: None,
         pool: None,
+        hosts: Vec::new(),
     };
     let op = |load: &FixtureLoad| OpView {
         ops: load.ops,

@@ -36,6 +36,7 @@ export const CLIENTS = [
   name("PEER", "Address of the client", (it) => it.peer),
   name("DEVICE", "Device that the client uses", (it) => it.device),
   name("HOST", "NQN of an NVMe host", (it) => it.host),
+  number("CTRL", "Controller of an NVMe host", (it) => it.controller, (it) => it ?? "-"),
   number("QUEUE", "Queue of an NVMe host; 0 is the admin queue", (it) => it.queue, (it) => it ?? "-"),
   number("req/s", "Requests per second", (it) => it.requests_per_second),
   number("rMB/s", "MiB read per second", (it) => it.read_bytes_per_second, mib),

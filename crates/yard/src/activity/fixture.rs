@@ -23,6 +23,7 @@ pub(crate) fn stats(age_s: u64, reads: u64) -> StatsView {
         other_latency: Vec::new(),
         ram: None,
         pool: None,
+        hosts: Vec::new(),
     }
 }
 

@@ -21,7 +21,7 @@ const CLIENTS_MAX: usize = 128;
 const PROTOCOLS: [&str; 4] = ["nbd", "nvme", "vhost", "ublk"];
 
 /// The labels of a connection: name and value.
-type ClientLabels = [(&'static str, String); 6];
+type ClientLabels = [(&'static str, String); 8];
 
 /// A counter of a connection.
 type CountOf = fn(&ClientCounts) -> u64;
@@ -55,6 +55,7 @@ impl ClientMetrics {
         let omitted = connections.len().saturating_sub(CLIENTS_MAX) as u64;
         connections.sort_by_key(|it| (Reverse(it.requests), it.id));
         connections.truncate(CLIENTS_MAX);
+        let number = |number: Option<u16>| number.map_or_else(String::new, |it| it.to_string());
         let mut rows: BTreeMap<ClientLabels, ClientCounts> = BTreeMap::new();
         for it in connections {
             let labels = [
@@ -63,6 +64,8 @@ impl ClientMetrics {
                 ("connection", it.id.to_string()),
                 ("peer", it.peer),
                 ("host", it.host.unwrap_or_default()),
+                ("controller", number(it.controller)),
+                ("queue", number(it.queue)),
                 ("device", it.device.unwrap_or_default()),
             ];
             // A series must not appear twice.
@@ -107,11 +110,9 @@ impl ClientMetrics {
             encoder.encode_descriptor("client_bytes", help, None, MetricType::Counter)?;
         for (labels, counts) in &self.rows {
             for (op, bytes) in [("read", counts.read_bytes), ("write", counts.written_bytes)] {
-                let [protocol, server, connection, peer, host, device] = labels.clone();
-                let op = ("op", op.to_owned());
-                let labels = [protocol, server, connection, peer, host, device, op];
+                let labels = [labels.as_slice(), &[("op", op.to_owned())]].concat();
                 family
-                    .encode_family(&labels)?
+                    .encode_family(&labels.as_slice())?
                     .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
             }
         }
@@ -157,11 +158,17 @@ mod tests {
     #[test]
     fn a_name_that_a_client_chose_is_escaped() {
         let host = "nqn\"} 7\n# EOF\\".to_owned();
-        let nvme =
-            ConnectionView { protocol: "nvme".to_owned(), host: Some(host), ..connection(3, 1) };
+        let nvme = ConnectionView {
+            protocol: "nvme".to_owned(),
+            host: Some(host),
+            controller: Some(5),
+            queue: Some(1),
+            ..connection(3, 1)
+        };
         let text = text(vec![nvme]);
         let line = r#"client_requests_total{protocol="nvme",server="",connection="3","#.to_owned()
-            + r#"peer="tcp:127.0.0.1:9",host="nqn\"} 7\n# EOF\\",device="d"} 1"#;
+            + r#"peer="tcp:127.0.0.1:9",host="nqn\"} 7\n# EOF\\",controller="5",queue="1","#
+            + r#"device="d"} 1"#;
         assert!(text.lines().any(|have| have == line), "{text}");
         assert_eq!(text.matches("\n# EOF").count(), 1, "{text}");
     }
