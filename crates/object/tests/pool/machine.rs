@@ -2,7 +2,7 @@
 //! contents.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use blockyard_core::Status;
@@ -263,7 +263,11 @@ impl Machine {
 
 /// A store in memory that has a pool with an empty volume.
 pub(crate) fn formatted() -> Arc<InMemory> {
-    let store = Arc::new(InMemory::new());
-    Machine::open(&Connection::new(&store), None).unwrap().close();
-    store
+    // The preflight of a new pool takes longer than a test with it.
+    static FORMATTED: LazyLock<Arc<InMemory>> = LazyLock::new(|| {
+        let store = Arc::new(InMemory::new());
+        Machine::open(&Connection::new(&store), None).unwrap().close();
+        store
+    });
+    Arc::new(FORMATTED.fork())
 }
