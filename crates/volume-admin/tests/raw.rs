@@ -1,12 +1,11 @@
 //! Raw streams: encrypted volumes that are sent and received without their keys.
 #![allow(clippy::unwrap_used)] // Test code.
 
-use std::path::Path;
+mod pools;
+
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, Flags, Op, Sector, Status};
-use blockyard_testing::channel;
+use blockyard_core::{Flags, Sector, Status};
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, Secret, Volume, VolumeConfig, VolumeError};
 use blockyard_volume_admin::check::check;
@@ -18,18 +17,13 @@ use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::stream::{HEAD_BYTES, Head, Kind, RECORD_BYTES, Record, ResumeToken};
 use zeroize::Zeroizing;
 
-const SIZE: usize = 1 << 20;
-const BLOCK: usize = 4096;
+use pools::{BLOCK, SIZE, contents, handle, place, received, sent};
 
 /// Text that would be found in a stream if it were not encrypted.
 const MARK: &[u8; 32] = b"a line that only its owner reads";
 
-fn place(name: &str) -> TempDir {
-    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
-}
-
 fn pool(place: &TempDir, name: &str, align: u32) -> Arc<Running> {
-    Running::open(&place.path().join(name), Options { align, ..Options::default() }).unwrap()
+    pools::pool(place, name, Options { align, ..Options::default() })
 }
 
 fn key(byte: u8) -> Secret {
@@ -43,39 +37,12 @@ fn encrypted(running: &Running, name: &str, byte: u8) {
     running.unlock(name, &key(byte)).unwrap();
 }
 
-fn handle(running: &Running, name: &str, compress: Compression) -> (Arc<Volume>, Io) {
-    let config = VolumeConfig { compress, ..VolumeConfig::new(running.path(), name) };
-    let volume = Volume::open(config).unwrap();
-    let io = channel::handle(&volume);
-    (volume, io)
-}
-
-fn contents(running: &Running, name: &str) -> Vec<u8> {
-    let (_volume, mut io) = handle(running, name, Compression::Lz4);
-    let mut all = vec![0; SIZE];
-    io.read(Sector(0), &mut all).unwrap();
-    all
-}
-
 /// Changes random blocks of a volume and of its model: marks, noise, zeros.
 fn change(running: &Running, name: &str, random: &mut fastrand::Rng, model: &mut [u8]) {
-    let all = [Compression::None, Compression::Lz4];
-    let (_volume, mut io) = handle(running, name, all[random.usize(..2)]);
-    for _ in 0..60 {
-        let at = random.usize(..model.len() / BLOCK) * BLOCK;
-        let block = &mut model[at..at + BLOCK];
-        let sector = Sector(at as u64 / 512);
-        match random.u8(..5) {
-            0 => {
-                block.fill(0);
-                io.run(Bio::new(Op::WriteZeroes, sector, BLOCK as u64 / 512)).unwrap();
-                continue;
-            }
-            1 => random.fill(block),
-            _ => block.copy_from_slice(&MARK.repeat(BLOCK / MARK.len())),
-        }
-        io.write(sector, block, Flags::NONE).unwrap();
-    }
+    let compress = [Compression::None, Compression::Lz4][random.usize(..2)];
+    pools::change((running, name, compress), random, model, &|block, _| {
+        block.copy_from_slice(&MARK.repeat(BLOCK / MARK.len()));
+    });
 }
 
 const RAW: SendOptions<'static> = SendOptions {
@@ -87,24 +54,8 @@ const RAW: SendOptions<'static> = SendOptions {
     is_raw: true,
 };
 
-/// The streams, which are no longer than it was estimated.
-fn sent(running: &Running, options: &SendOptions<'_>) -> Vec<u8> {
-    let sending = Sending::begin(running, options).unwrap();
-    let estimate = sending.stream_bytes().unwrap();
-    let mut out = Vec::new();
-    let sent = sending.run(&mut out, &mut |_| {}).unwrap();
-    assert_eq!(sent.bytes, out.len() as u64);
-    assert!(sent.bytes <= estimate, "{} of {estimate}", sent.bytes);
-    out
-}
-
-fn receive(
-    running: &Running,
-    name: Option<&str>,
-    mut stream: &[u8],
-) -> Result<Received, VolumeError> {
-    let target = ReceiveTarget { name, is_resumable: false };
-    receive::receive(running, &target, &mut stream, &mut |_| {})
+fn receive(running: &Running, name: Option<&str>, stream: &[u8]) -> Result<Received, VolumeError> {
+    received(running, ReceiveTarget { name, is_resumable: false }, stream)
 }
 
 fn has_mark(bytes: &[u8]) -> bool {

@@ -1,78 +1,30 @@
 //! Receives that are interrupted and continued, and streams of several snapshots.
 #![allow(clippy::unwrap_used)] // Test code.
 
-use std::path::Path;
+mod pools;
+
 use std::sync::Arc;
 
-use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, Device, Flags, Op, Sector};
-use blockyard_testing::channel;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::names::receive_state_name;
-use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
+use blockyard_volume::{Compression, Options, Running, VolumeError};
 use blockyard_volume_admin::incoming::verify;
 use blockyard_volume_admin::receive::{self, ReceiveTarget, Received};
 use blockyard_volume_admin::send::{SendOptions, Sending};
 use blockyard_volume_format::catalogue::VolumeMeta;
 use blockyard_volume_format::stream::{HEAD_BYTES, ResumeToken};
 
-const SIZE: usize = 1 << 20;
-const BLOCK: usize = 4096;
-
-fn place(name: &str) -> TempDir {
-    TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
-}
+use pools::{BLOCK, SIZE, contents, place, received, sent};
 
 fn pool(place: &TempDir, name: &str) -> Arc<Running> {
-    Running::open(&place.path().join(name), Options::default()).unwrap()
-}
-
-fn handle(running: &Running, name: &str) -> (Arc<Volume>, Io) {
-    let volume = Volume::open(VolumeConfig::new(running.path(), name)).unwrap();
-    let io = channel::handle(&volume);
-    (volume, io)
-}
-
-fn contents(running: &Running, name: &str) -> Vec<u8> {
-    let (volume, mut io) = handle(running, name);
-    let mut all = vec![0; volume.geometry().len_bytes() as usize];
-    io.read(Sector(0), &mut all).unwrap();
-    all
+    pools::pool(place, name, Options::default())
 }
 
 /// Changes random blocks of a volume and of its model; some become zeros, some compress.
 fn change(running: &Running, name: &str, random: &mut fastrand::Rng, model: &mut [u8]) {
-    let (_volume, mut io) = handle(running, name);
-    for _ in 0..60 {
-        let at = random.usize(..model.len() / BLOCK) * BLOCK;
-        let block = &mut model[at..at + BLOCK];
-        let sector = Sector(at as u64 / 512);
-        match random.u8(..5) {
-            0 => {
-                block.fill(0);
-                io.run(Bio::new(Op::WriteZeroes, sector, BLOCK as u64 / 512)).unwrap();
-                continue;
-            }
-            1 => block.fill(random.u8(..)),
-            _ => random.fill(block),
-        }
-        io.write(sector, block, Flags::NONE).unwrap();
-    }
-}
-
-/// The streams, whose length must be as it was estimated.
-fn sent(running: &Running, options: &SendOptions<'_>) -> Vec<u8> {
-    let sending = Sending::begin(running, options).unwrap();
-    let estimate = sending.stream_bytes().unwrap();
-    let mut out = Vec::new();
-    let sent = sending.run(&mut out, &mut |_| {}).unwrap();
-    assert_eq!(sent.bytes, out.len() as u64);
-    match options.is_compressed {
-        true => assert!(sent.bytes <= estimate, "{} of {estimate}", sent.bytes),
-        false => assert_eq!(sent.bytes, estimate),
-    }
-    out
+    let volume = (running, name, Compression::default());
+    pools::change(volume, random, model, &|block, random| block.fill(random.u8(..)));
 }
 
 fn resumed(running: &Running, token: &ResumeToken) -> Vec<u8> {
@@ -84,13 +36,8 @@ fn resumed(running: &Running, token: &ResumeToken) -> Vec<u8> {
     out
 }
 
-fn receive(
-    running: &Running,
-    name: Option<&str>,
-    mut stream: &[u8],
-) -> Result<Received, VolumeError> {
-    let target = ReceiveTarget { name, is_resumable: true };
-    receive::receive(running, &target, &mut stream, &mut |_| {})
+fn receive(running: &Running, name: Option<&str>, stream: &[u8]) -> Result<Received, VolumeError> {
+    received(running, ReceiveTarget { name, is_resumable: true }, stream)
 }
 
 fn metas(running: &Running) -> Vec<VolumeMeta> {
