@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_types)] // A counter of places, which no I/O passes.
 
 mod attach;
+mod backup_ssh;
 mod bad_input;
 mod block_file;
 mod browser;

@@ -388,12 +388,25 @@ fn a_target_cannot_ask_for_an_encrypted_volume_in_plain() {
 #[test]
 fn a_target_that_hangs_is_killed() {
     let fixture = Fixture::new();
-    // The second one leaves a process in another group, which keeps the pipe open.
-    for script in ["echo waiting >&2; sleep 600", "exec 3<&0; setsid sleep 8 & sleep 600"] {
+    // A process that leaves the group outlives the command, and keeps its input and its error
+    // output open.
+    let left = "exec 3<&0; setsid sleep 600 & echo $! > \"$0.left\"; ";
+    for script in [
+        "echo waiting >&2; sleep 600",
+        "trap '' TERM HUP INT QUIT; while :; do sleep 1; done",
+        &format!("{left}sleep 600"),
+        &format!("{left}exit 0"),
+        &format!("{left}while :; do echo again >&2; done"),
+    ] {
         fixture.set(script, 1, None);
         let error = fixture.run(NOW).error.unwrap();
-        assert!(error.contains("took longer than 1 s and was killed"), "{error}");
+        assert!(error.contains("took longer than 1 s and was killed"), "{script}: {error}");
         assert_eq!(error.ends_with(": waiting"), script.starts_with("echo"), "{error}");
+        if script.starts_with(left) {
+            let process = std::fs::read_to_string(fixture.path("v0.stream.left")).unwrap();
+            let killed = std::process::Command::new("kill").args(["-9", process.trim()]).status();
+            assert!(killed.unwrap().success(), "the process did not outlive the command");
+        }
     }
 }
 
