@@ -23,7 +23,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::error::StoreError;
-use crate::file::Syncs;
+use crate::file::{OnDemand, Syncs};
 use crate::lock::Lock;
 use crate::lock_owner::LockOwner;
 use crate::{Layout, PoolFile, Purpose, StoreFile};
@@ -76,6 +76,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Disk {
     path: PathBuf,
     file: Arc<File>,
+    /// The file once more for the parts, which do not keep it open.
+    parts: Arc<OnDemand>,
     /// Excludes other processes until it is dropped, or until this process dies and its last write
     /// has reached the disk.
     lock: Arc<Lock>,
@@ -129,9 +131,11 @@ impl Disk {
             let wanted = format!("a disk with sectors of {ALIGN} bytes at most");
             return Err(StoreError::Invalid { field: "path", value, wanted });
         }
+        let file = Arc::new(file);
         let disk = Disk {
             path: path.to_owned(),
-            file: Arc::new(file),
+            parts: OnDemand::disk(&file),
+            file,
             lock: Arc::new(lock),
             is_device,
             is_direct,
@@ -188,7 +192,7 @@ impl Disk {
 
     fn part(&self, base: u64, len: u64) -> PoolFile {
         let syncs = (!self.is_direct).then_some(&self.syncs);
-        PoolFile::part(&self.file, base, len, syncs)
+        PoolFile::part((&self.parts, self.file.as_raw_fd() as u32), base, len, syncs)
     }
 
     /// The current length in bytes: the disk may have grown.
@@ -420,13 +424,14 @@ impl Disk {
     }
 }
 
-/// Clears the lock owner's entry.
+/// Clears the lock owner's entry, and closes the disk for readers that keep parts of it.
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_held.get().is_some() {
             // An entry that remains is ignored once the lock is released.
             _ = self.write_lock_owner(&LockOwner::default());
         }
+        self.parts.leave();
     }
 }
 

@@ -130,15 +130,15 @@ impl PoolFile {
         &self.source
     }
 
-    /// A part of a file, which begins at `base`. `syncs` is the shared sync state, if the parts
-    /// have one.
+    /// A part of a disk, which `number` identifies, from `base` on. `syncs` is the shared sync
+    /// state, if the parts have one.
     pub(crate) fn part(
-        file: &Arc<File>,
+        (disk, number): (&Arc<OnDemand>, u32),
         base: u64,
         len: u64,
         syncs: Option<&Arc<Syncs>>,
     ) -> PoolFile {
-        let source = Source::Open(Arc::clone(file));
+        let source = Source::OnDemand(Arc::clone(disk), number);
         PoolFile { source, base, len: Some(len), is_sparse: false, syncs: syncs.cloned() }
     }
 
@@ -244,7 +244,7 @@ pub(crate) enum Use {
 /// How a file is opened in its directory.
 type Open = dyn Fn(&File) -> io::Result<File> + Send + Sync;
 
-/// A file that is opened when it is needed.
+/// A file that is opened when it is needed, or a disk that is open until it is left.
 pub(crate) struct OnDemand {
     /// The directory, as long as the pool has it: an idle reader may keep this file, and must not
     /// keep the directory open.
@@ -264,6 +264,13 @@ impl OnDemand {
         Arc::new(OnDemand { directory, open, file: RcuCell::new(None) })
     }
 
+    /// A disk, which is open until [`OnDemand::leave`]: an idle reader may keep this, and must not
+    /// keep the disk open.
+    pub(crate) fn disk(file: &Arc<File>) -> Arc<OnDemand> {
+        let (directory, open): (_, Box<Open>) = (Weak::new(), Box::new(File::try_clone));
+        Arc::new(OnDemand { directory, open, file: RcuCell::new(Some(Arc::clone(file))) })
+    }
+
     /// The open file, which stays open while the result is held.
     ///
     /// # Errors
@@ -279,7 +286,7 @@ impl OnDemand {
     fn reopen(self: &Arc<Self>, what: Use) -> io::Result<Arc<File>> {
         let directory = self.directory.upgrade();
         let directory =
-            directory.ok_or_else(|| io::Error::other("the pool does not have its directory"))?;
+            directory.ok_or_else(|| io::Error::other("the pool does not have its copy there"))?;
         let opened = Arc::new(open_with_retry(what, || (self.open)(&directory))?);
         // Another thread may have opened it at the same moment.
         self.file.update(|file| Some(file.clone().unwrap_or_else(|| Arc::clone(&opened))));
@@ -294,7 +301,7 @@ impl OnDemand {
     }
 
     /// Closes the file as soon as no call uses it.
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.file.update(|_| None);
     }
 

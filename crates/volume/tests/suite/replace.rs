@@ -117,7 +117,7 @@ fn copies_in_directories_join_and_leave_while_a_client_writes() {
     let volume = open(&a);
     assert_ne!(volume.running().path(), a);
     verify(&volume, 4);
-    detach_while_idle(&volume, &b);
+    detach_while_idle(&volume, &b, 4);
     drop(volume);
     assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0);
     let volume = open(&c);
@@ -145,22 +145,28 @@ fn open_in(path: &Path) -> usize {
     fds.map(count).sum()
 }
 
+/// How often a test looks whether a copy is closed. The committer looks ten times a second, and a
+/// look of the test takes about 100 us.
+const LOOKS_MAX: usize = 300_000;
+
 /// Regression: an idle queue and the idle committer kept a copy open that was detached, so that its
-/// file system could not be unmounted. The volume has been filled with 4.
-fn detach_while_idle(volume: &Arc<Volume>, copy: &Path) {
+/// file system could not be unmounted, or its disk could not be used. The volume has been filled
+/// with `byte`.
+fn detach_while_idle(volume: &Arc<Volume>, copy: &Path, byte: u8) {
     let mut io = handle(volume);
     let mut read = || {
         let mut found = vec![0; MIB as usize];
         io.read(Sector(2048), &mut found).unwrap();
-        assert!(found.iter().all(|it| *it == 4));
+        assert!(found.iter().all(|it| *it == byte));
     };
     (0..3).for_each(|_| read());
     assert_ne!(open_in(copy), 0);
     volume.running().detach(copy).unwrap();
-    // The committer looks ten times a second.
-    while open_in(copy) > 0 {
+    let is_closed = (0..LOOKS_MAX).any(|_| {
         std::thread::yield_now();
-    }
+        open_in(copy) == 0
+    });
+    assert!(is_closed, "{} is still open", copy.display());
     read();
 }
 
@@ -189,7 +195,7 @@ fn a_pool_grows_when_its_disk_is_replaced_by_a_larger_one() {
     running.wait_for_resync();
     let copies = running.status().unwrap().copies;
     assert!(copies.len() == 2 && copies.iter().all(|copy| copy.state.is_good()), "{copies:?}");
-    running.detach(&again).unwrap();
+    detach_while_idle(&volume, &again, 2);
     fill(&volume, 1);
     let error = refused(&running, &disk(&place, "short", 90 * MIB), Some(&small));
     assert!(error.contains("a disk that is as long"), "{error}");
