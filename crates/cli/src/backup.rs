@@ -22,7 +22,9 @@ fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
     } else {
         let headings = vec!["NAME", "POOL", "SNAPSHOTS", "LAST", "RESULT", "SENT", "NEXT"];
         let rows = backups.iter().map(row).collect();
-        Columns { headings, rows }.print(&["SNAPSHOTS", "SENT", "POOL"], terminal_width(), out)?;
+        let texts = &["POOL", "LAST", "RESULT", "NEXT"];
+        let table = Columns { headings, texts, rows };
+        table.print(&["SNAPSHOTS", "SENT", "POOL"], terminal_width(), out)?;
         for BackupView { name, error, note, .. } in &backups {
             if let Some(error) = error {
                 writeln!(out, "{name}: {error}")?;

@@ -13,6 +13,7 @@ use blockyard_yard::view::{DeviceView, HostView};
 
 use crate::args::{AddArgs, DeviceArgs, RemoveArgs, TalkArgs};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 
 /// The yard that a command talks to.
 pub(crate) fn client(talk: &TalkArgs) -> Client {
@@ -55,7 +56,7 @@ pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure>
         for device in devices {
             table.row([device.name, device.description, device.clients.to_string()]);
         }
-        return Ok(table.print(2, out)?);
+        return Ok(print_table(table, &["WHAT"], out)?);
     }
     let mut table = Table::new(["NAME", "WHAT", "FILE", "CLIENTS", "OPENS"]);
     for device in devices {
@@ -67,7 +68,7 @@ pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure>
         let file = device.file.unwrap_or_else(|| "-".to_owned());
         table.row([device.name, what, file, clients, opens]);
     }
-    Ok(table.print(3, out)?)
+    Ok(print_table(table, &["WHAT", "FILE"], out)?)
 }
 
 pub(crate) fn show(args: &DeviceArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -234,7 +235,7 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
             connection.memory_bytes.to_string(),
         ]);
     }
-    table.print(5, out)?;
+    print_table(table, &["DEVICE", "PROTOCOL", "HOST", "TLS"], out)?;
     let (used, limit) = (Bytes(memory.used_bytes), Bytes(memory.limit_bytes));
     let (waits, refused) = (memory.waits, memory.refused);
     Ok(writeln!(out, "NBD memory: {used} of {limit}, {waits} waits, {refused} refused")?)

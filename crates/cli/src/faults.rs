@@ -16,6 +16,7 @@ use crate::args::{
 };
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 use crate::trace::Stopper;
 
 pub(crate) fn run(args: &InjectArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -61,7 +62,7 @@ fn list(args: &InjectListArgs, out: &mut impl Write) -> Result<(), Failure> {
             table.row([device.name.clone(), id, matched, applied, rule.rule]);
         }
     }
-    Ok(table.print(5, out)?)
+    Ok(print_table(table, &["RULE"], out)?)
 }
 
 fn remove(args: &InjectRemoveArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -9,6 +9,9 @@ use blockyard_yard::table::Table;
 /// Widest bar of a histogram, in characters.
 const BAR_MAX: usize = 40;
 
+/// Width of tables without a terminal, in characters.
+pub(crate) const WIDTH: usize = 80;
+
 /// A number of bytes for people, rounded to three digits as in `zfs list`, and exactly.
 pub(crate) fn exact(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", rounded(bytes))
@@ -55,15 +58,27 @@ pub(crate) fn terminal_width() -> Option<usize> {
     Some(usize::from(width)).filter(|width| *width > 0)
 }
 
-/// Rows of cells with headings, the first column aligned to the left.
+/// Prints a table whose columns that do not fit a terminal follow below. Without one, lines are as
+/// long as they are, for programs that read them.
+pub(crate) fn print_table(table: Table, texts: &[&str], out: &mut impl Write) -> io::Result<()> {
+    match terminal_width() {
+        Some(width) => table.print_within(width, texts, out),
+        None => table.print(texts, out),
+    }
+}
+
+/// Rows of cells with headings, the first column and those with the headings `texts` aligned to the
+/// left.
 pub(crate) struct Columns {
     pub(crate) headings: Vec<&'static str>,
+    pub(crate) texts: &'static [&'static str],
     pub(crate) rows: Vec<Vec<String>>,
 }
 
 impl Columns {
     /// Prints the table. Of a table that is wider than `width`, the columns that `optional` names
-    /// are left out, the first ones first, until it fits.
+    /// are left out, the first ones first, until it fits; other columns that do not fit follow
+    /// below.
     pub(crate) fn print(
         mut self,
         optional: &[&str],
@@ -79,16 +94,33 @@ impl Columns {
                 self.rows.iter_mut().for_each(|row| _ = row.remove(at));
             }
         }
+        let texts = self.texts;
+        match width {
+            Some(width) => self.table().print_within(width, texts, out),
+            None => self.table().print(texts, out),
+        }
+    }
+
+    /// Prints the table in lines that are no longer than those of the terminal, or than 80
+    /// characters without one; columns that do not fit follow below.
+    pub(crate) fn print_wrapped(self, out: &mut impl Write) -> io::Result<()> {
+        let texts = self.texts;
+        self.table().print_within(terminal_width().unwrap_or(WIDTH), texts, out)
+    }
+
+    fn table(self) -> Table {
         let mut table = Table::new(self.headings);
         self.rows.into_iter().for_each(|row| table.row(row));
-        table.print(1, out)
+        table
     }
 
     /// Prints the rows alone, aligned.
     pub(crate) fn print_aligned(self, out: &mut impl Write) -> io::Result<()> {
-        let mut table = Table::default();
-        self.rows.into_iter().for_each(|row| table.row(row));
-        table.print(1, out)
+        let mut lines = Vec::new();
+        let texts = self.texts;
+        self.table().print(texts, &mut lines)?;
+        let end = lines.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        out.write_all(&lines[end..])
     }
 
     /// Prints the rows alone, with a tab between cells, for scripts.
@@ -153,13 +185,13 @@ mod tests {
             let headings = vec!["NAME", "USED", "ORIGIN", "CREATED"];
             let row = ["v0", "1M", "a@b", "today"].map(str::to_owned).to_vec();
             let mut out = Vec::new();
-            let columns = Columns { headings, rows: vec![row] };
+            let columns = Columns { headings, texts: &["ORIGIN", "CREATED"], rows: vec![row] };
             columns.print(&["CREATED", "ORIGIN"], width, &mut out).unwrap();
             String::from_utf8(out).unwrap().lines().next().unwrap().to_owned()
         };
         assert_eq!(print(None), "NAME  USED  ORIGIN  CREATED");
         assert_eq!(print(Some(27)), "NAME  USED  ORIGIN  CREATED");
         assert_eq!(print(Some(26)), "NAME  USED  ORIGIN");
-        assert_eq!(print(Some(3)), "NAME  USED");
+        assert_eq!(print(Some(10)), "NAME  USED");
     }
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::args::IostatArgs;
 use crate::devices::client;
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 use crate::top::{self, short};
 
 const KIB: f64 = 1024.0;
@@ -119,7 +120,7 @@ fn print(args: &IostatArgs, devices: &[Interval], out: &mut impl Write) -> Resul
         let line: Value = devices.iter().map(Interval::to_json).collect();
         return Ok(writeln!(out, "{line}")?);
     }
-    Ok(table(args.latency, devices).print(1, out)?)
+    Ok(print_table(table(args.latency, devices), &[], out)?)
 }
 
 /// A report as a table, with the columns of `zpool iostat -l` or of `iostat -x`.

@@ -12,6 +12,7 @@ use crate::args::{
 };
 use crate::devices::{client, print_json};
 use crate::failure::Failure;
+use crate::human::print_table;
 
 pub(crate) fn run_nvme(command: &NvmeCommand, out: &mut impl Write) -> Result<(), Failure> {
     match command {
@@ -63,7 +64,7 @@ fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
         let hosts = listener.hosts.to_string();
         table.row([listener.place, listener.addresses.join(" "), serves.to_owned(), hosts]);
     }
-    Ok(table.print(3, out)?)
+    Ok(print_table(table, &["ADDRESS", "SERVES"], out)?)
 }
 
 pub(crate) fn run_vhost(command: &VhostCommand, out: &mut impl Write) -> Result<(), Failure> {
@@ -110,7 +111,7 @@ fn list_vhost(args: &VhostListArgs, out: &mut impl Write) -> Result<(), Failure>
         };
         table.row([device, place, hypervisor, queues.to_string()]);
     }
-    Ok(table.print(3, out)?)
+    Ok(print_table(table, &["PLACE", "HYPERVISOR"], out)?)
 }
 
 fn list_rings(sockets: &[VhostView], out: &mut impl Write) -> Result<(), Failure> {
@@ -147,5 +148,5 @@ fn list_rings(sockets: &[VhostView], out: &mut impl Write) -> Result<(), Failure
             ]);
         }
     }
-    Ok(table.print(1, out)?)
+    Ok(print_table(table, &[], out)?)
 }

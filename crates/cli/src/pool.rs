@@ -126,7 +126,8 @@ fn list(args: &PoolListArgs, out: &mut impl Write) -> Result<(), Failure> {
     };
     let headings =
         vec!["NAME", "SIZE", "ALLOC", "FREE", "FRAG", "CAP", "WAMP", "VOLUMES", "HEALTH"];
-    let table = Columns { headings, rows: pools.iter().map(row).collect() };
+    let rows = pools.iter().map(row).collect();
+    let table = Columns { headings, texts: &["HEALTH"], rows };
     match args.script.scripted {
         true => Ok(table.print_bare(out)?),
         false => Ok(table.print(&LIST_OPTIONAL, terminal_width(), out)?),
@@ -415,16 +416,23 @@ fn print_rows(
     if args.queues {
         headings.extend(["in_flight", "syncs/s", "clean_waits/s"]);
     }
-    let time = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), duration);
+    let is_exact = args.script.parsable;
+    let time = |ns: Option<u64>| match ns {
+        None => "-".to_owned(),
+        Some(ns) if is_exact => ns.to_string(),
+        Some(ns) => duration(ns),
+    };
+    let size = |bytes: u64| if is_exact { bytes.to_string() } else { rounded(bytes) };
+    let rate = |rate: f64| if is_exact { format!("{rate:.3}") } else { short(rate) };
     let row = |it: &PoolRow| {
         let now = &it.activity.now;
-        let bytes = |rate: f64| rounded(rate as u64);
+        let bytes = |rate: f64| size(rate as u64);
         let mut cells = vec![
             now.path.clone(),
-            rounded(now.used_bytes),
-            rounded(now.available_bytes),
-            short(it.rate(|it| it.reads.ops)),
-            short(it.rate(|it| it.writes.ops)),
+            size(now.used_bytes),
+            size(now.available_bytes),
+            rate(it.rate(|it| it.reads.ops)),
+            rate(it.rate(|it| it.writes.ops)),
             bytes(it.rate(|it| it.reads.bytes)),
             bytes(it.rate(|it| it.writes.bytes)),
             bytes(it.activity.rate(it.seconds, PoolView::written_bytes)),
@@ -440,14 +448,17 @@ fn print_rows(
         if args.queues {
             cells.extend([
                 format!("{:.2}", it.in_flight()),
-                short(it.activity.rate(it.seconds, |it| it.syncs)),
-                short(it.activity.rate(it.seconds, |it| it.cleaning_waits)),
+                rate(it.activity.rate(it.seconds, |it| it.syncs)),
+                rate(it.activity.rate(it.seconds, |it| it.cleaning_waits)),
             ]);
         }
         cells
     };
-    let table = Columns { headings, rows: rows.iter().map(row).collect() };
-    table.print(&[], None, out)?;
+    let table = Columns { headings, texts: &[], rows: rows.iter().map(row).collect() };
+    match args.script.scripted {
+        true => table.print_bare(out)?,
+        false => table.print_wrapped(out)?,
+    }
     if args.histograms {
         rows.iter().try_for_each(|row| print_histogram(row, out))?;
     }
@@ -466,22 +477,18 @@ fn print_histogram(row: &PoolRow, out: &mut impl Write) -> Result<(), Failure> {
     let reads = of(row.latency(|it| &it.read_latency));
     let writes = of(row.latency(|it| &it.write_latency));
     let sums: Vec<u64> = reads.iter().zip(&writes).map(|(read, write)| read + write).collect();
-    writeln!(
-        out,
-        "\n{}: {:>10} {:>10} {:>10}",
-        row.activity.now.path, "latency", "reads", "writes"
-    )?;
+    writeln!(out, "\n{}:", row.activity.now.path)?;
     let (Some(first), Some(last)) =
         (sums.iter().position(|sum| *sum > 0), sums.iter().rposition(|sum| *sum > 0))
     else {
         return Ok(writeln!(out, "  no reads or writes")?);
     };
     let most = sums.iter().copied().max().unwrap_or(0);
-    let indent = row.activity.now.path.chars().count() + 1;
+    writeln!(out, "{:>10} {:>10} {:>10}", "latency", "reads", "writes")?;
     for power in first..=last {
         let (label, bar) = (duration(1 << power), bar(sums[power], most));
         let (read, write) = (reads[power], writes[power]);
-        writeln!(out, "{:indent$} {label:>10} {read:>10} {write:>10}  {bar}", "")?;
+        writeln!(out, "{label:>10} {read:>10} {write:>10}  {bar}")?;
     }
     Ok(())
 }
@@ -489,8 +496,11 @@ fn print_histogram(row: &PoolRow, out: &mut impl Write) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use crate::human::WIDTH;
     use crate::top::fixture::stats;
     use blockyard_yard::volumes::CopyView;
+    use clap::Parser as _;
 
     fn pool() -> ShownPool {
         let view = PoolView {
@@ -571,9 +581,23 @@ mod tests {
         let each = row.intervals.iter().map(|it| it.rate(it.reads.ops)).sum::<f64>();
         assert_eq!(row.rate(|it| it.reads.ops), each);
         assert_eq!(row.activity.grown(|it| it.data_bytes), 10 << 20);
-        let mut out = Vec::new();
-        print_histogram(row, &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let printed = |options: &str| {
+            let line = ["blockyard", "pool", "iostat", options];
+            let parsed = Cli::try_parse_from(line).map(|cli| cli.command);
+            let Ok(Command::Pool(PoolCommand::Iostat(args))) = parsed else {
+                panic!("{options} is not understood")
+            };
+            let mut out = Vec::new();
+            print_rows(&args, &rows, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let text = printed("-lqw");
         assert!(text.contains("reads") && text.contains('#'), "{text}");
+        assert!(text.contains("disk_bw") && text.contains("clean_waits/s"), "{text}");
+        let width = terminal_width().unwrap_or(WIDTH);
+        assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+        let scripted = printed("-Hplq");
+        assert_eq!(scripted.lines().count(), 1, "{scripted}");
+        assert_eq!(scripted.split('\t').nth(1), Some("31457280"), "{scripted}");
     }
 }

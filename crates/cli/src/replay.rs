@@ -18,6 +18,7 @@ use serde_json::json;
 use crate::args::{ReplayArgs, ReplayEvents};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 use crate::trace::Stopper;
 
 /// A replay that is expected to last at least this long is announced, in seconds.
@@ -252,7 +253,7 @@ fn print(
         let (count, errors) = (total.operations.to_string(), total.errors.to_string());
         table.row([name.clone(), count, Bytes(total.bytes).to_string(), errors]);
     }
-    table.print(1, out)?;
+    print_table(table, &[], out)?;
     let mut table = Table::new(["TIME", "P50", "P99", "MAX"]);
     for (name, it) in [
         ("read latency", view.read_latency),
@@ -265,7 +266,7 @@ fn print(
             table.row([name.to_owned(), p50, p99, max]);
         }
     }
-    table.print(1, out)?;
+    print_table(table, &[], out)?;
     for (status, count) in &view.errors {
         writeln!(out, "{} with {status}", counted(*count, "error"))?;
     }

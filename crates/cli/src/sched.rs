@@ -9,6 +9,7 @@ use blockyard_yard::table::Table;
 use crate::args::SchedCommand;
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 
 pub(crate) fn run(command: &SchedCommand, out: &mut impl Write) -> Result<(), Failure> {
     let (talk, view) = match command {
@@ -40,7 +41,7 @@ fn print(view: &SchedulerView, out: &mut impl Write) -> Result<(), Failure> {
         let value = value.map_or_else(|| "-".to_owned(), i64::to_string);
         table.row([tunable.name().to_owned(), value, tunable.unit().to_owned()]);
     }
-    table.print(1, out)?;
+    print_table(table, &["UNIT"], out)?;
     writeln!(out)?;
     let mut table = Table::new([
         "CLASS",
@@ -64,5 +65,5 @@ fn print(view: &SchedulerView, out: &mut impl Write) -> Result<(), Failure> {
         let names = [counts.class.clone(), counts.direction.clone()];
         table.row(names.into_iter().chain(numbers.map(|number| number.to_string())));
     }
-    Ok(table.print(2, out)?)
+    Ok(print_table(table, &["DIRECTION"], out)?)
 }

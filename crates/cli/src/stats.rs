@@ -11,6 +11,7 @@ use blockyard_yard::view::StatsView;
 use crate::args::StatsArgs;
 use crate::devices::{client, host_text, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -52,7 +53,7 @@ fn print(before: &[StatsView], now: &[StatsView], out: &mut impl Write) -> Resul
     for interval in Interval::of_all(before, now) {
         table.row(row(&interval));
     }
-    table.print(1, out)?;
+    print_table(table, &[], out)?;
     if now.iter().any(|stats| !stats.hosts.is_empty()) {
         writeln!(out)?;
     }

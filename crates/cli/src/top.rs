@@ -122,7 +122,8 @@ fn print_pages(activity: &Activity, out: &mut impl Write) -> Result<(), Failure>
     for page in TopPage::ALL {
         if page == TopPage::Devices || !page.rows(activity).is_empty() {
             writeln!(out)?;
-            page.table(activity).print(page.text_columns(), out)?;
+            let texts = &page.headings()[..page.text_columns()];
+            page.table(activity).print(texts, out)?;
         }
     }
     writeln!(out)?;

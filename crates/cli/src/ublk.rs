@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::args::{UblkAddArgs, UblkCommand, UblkListArgs, UblkRemoveArgs, UblkTarget};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 
 pub(crate) fn run(command: &UblkCommand, out: &mut impl Write) -> Result<(), Failure> {
     match command {
@@ -65,7 +66,7 @@ fn list(args: &UblkListArgs, out: &mut impl Write) -> Result<(), Failure> {
             device.depth.to_string(),
         ]);
     }
-    Ok(table.print(4, out)?)
+    Ok(print_table(table, &["STATE", "DEVICE"], out)?)
 }
 
 fn remove(args: &UblkRemoveArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ use blockyard_yard::{uri, zonefs};
 use crate::args::{MkzonefsArgs, TalkArgs, ZonefsCommand, ZonefsMountArgs, ZonefsUnmountArgs};
 use crate::devices::{client, print_json};
 use crate::failure::{Code, Failure};
+use crate::human::print_table;
 
 /// A device as the command line names it.
 enum Named {
@@ -156,7 +157,7 @@ fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
             if view.read_only && !view.options.starts_with("ro") { " (ro now)" } else { "" };
         table.row([view.device, view.dir, view.options + since, writes, active]);
     }
-    Ok(table.print(3, out)?)
+    Ok(print_table(table, &["DIR", "OPTIONS"], out)?)
 }
 
 /// A yard of one device, for as long as this process lives.

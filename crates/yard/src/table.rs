@@ -19,32 +19,94 @@ impl Table {
         self.rows.push(cells.into_iter().map(T::into).collect());
     }
 
-    /// Prints the table: the first `left` columns aligned to the left, the others to the right.
+    /// Prints the table: the first column and those with the headings `texts` aligned to the left,
+    /// the others to the right.
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn print(&self, left: usize, out: &mut impl Write) -> io::Result<()> {
+    pub fn print(&self, texts: &[&str], out: &mut impl Write) -> io::Result<()> {
+        let widths = self.widths();
+        let columns: Vec<usize> = (0..widths.len()).collect();
+        self.rows.iter().try_for_each(|row| self.print_row(row, &columns, &widths, texts, out))
+    }
+
+    /// Prints the table as [`Table::print`] does, but no line is longer than `width`: columns that
+    /// do not fit follow in blocks below, each of which begins with the first column. If that one
+    /// takes more than half of the width, its cells lose their beginnings.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn print_within(
+        mut self,
+        width: usize,
+        texts: &[&str],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let most = width / 2;
+        if self.widths().iter().sum::<usize>() + 2 * self.widths().len() > width {
+            for first in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
+                let extra = first.chars().count().saturating_sub(most);
+                if extra > 0 {
+                    *first = std::iter::once('…').chain(first.chars().skip(extra + 1)).collect();
+                }
+            }
+        }
+        let widths = self.widths();
+        let (mut begin, mut is_first) = (1, true);
+        while is_first || begin < widths.len() {
+            let mut columns = vec![0];
+            let mut used = widths.first().copied().unwrap_or(0);
+            while let Some(next) = widths.get(begin)
+                && (columns.len() == 1 || used + 2 + next <= width)
+            {
+                columns.push(begin);
+                used += 2 + next;
+                begin += 1;
+            }
+            if !std::mem::take(&mut is_first) {
+                writeln!(out)?;
+            }
+            let mut rows = self.rows.iter();
+            rows.try_for_each(|row| self.print_row(row, &columns, &widths, texts, out))?;
+        }
+        Ok(())
+    }
+
+    /// The width of each column.
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (column, cell) in row.iter().enumerate() {
-                if column > 0 {
-                    line.push_str("  ");
-                }
-                let width = widths[column];
-                match column < left {
-                    true => line.push_str(&format!("{cell:<width$}")),
-                    false => line.push_str(&format!("{cell:>width$}")),
-                }
+        (0..columns).map(width).collect()
+    }
+
+    fn print_row(
+        &self,
+        row: &[String],
+        columns: &[usize],
+        widths: &[usize],
+        texts: &[&str],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let is_text = |column: usize| {
+            let heading = self.rows.first().and_then(|headings| headings.get(column));
+            column == 0 || heading.is_some_and(|heading| texts.contains(&heading.as_str()))
+        };
+        let mut line = String::new();
+        for (at, &column) in columns.iter().enumerate() {
+            let Some(cell) = row.get(column) else { continue };
+            if at > 0 {
+                line.push_str("  ");
             }
-            writeln!(out, "{}", line.trim_end())?;
+            let width = widths[column];
+            match is_text(column) {
+                true => line.push_str(&format!("{cell:<width$}")),
+                false => line.push_str(&format!("{cell:>width$}")),
+            }
         }
-        Ok(())
+        writeln!(out, "{}", line.trim_end())
     }
 }
 
@@ -68,8 +130,27 @@ mod tests {
         table.row(["a".to_owned(), "1".to_owned()]);
         table.row(["longer".to_owned(), "100".to_owned()]);
         let mut out = Vec::new();
-        table.print(1, &mut out).unwrap();
+        table.print(&[], &mut out).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "name      n\na         1\nlonger  100\n");
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_follow_below() {
+        let printed = |name: &str, width| {
+            let mut table = Table::new(["name", "state", "count", "bytes"]);
+            table.row([name, "ok", "1", "17"]);
+            let mut out = Vec::new();
+            table.print_within(width, &["state"], &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let whole = "name  state  count  bytes\na     ok         1     17\n";
+        let blocks = "name  state  count\na     ok         1\n\nname  bytes\na        17\n";
+        assert_eq!((printed("a", 25).as_str(), printed("a", 24).as_str()), (whole, blocks));
+        let cut = printed("/a/very/long/pool", 22);
+        assert!(cut.lines().all(|line| line.chars().count() <= 22), "{cut}");
+        assert!(cut.contains("…/long/pool"), "{cut}");
+        // A column that does not fit at all is printed all the same.
+        assert_eq!(printed("a", 3).matches("name").count(), 3);
     }
 
     #[test]

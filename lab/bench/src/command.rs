@@ -243,7 +243,7 @@ fn list(args: &ListArgs, out: &mut impl Write) -> Result<(), CommandError> {
         let row = [experiment.name, experiment.title, &variants, &time];
         table.row(row);
     }
-    table.print(3, out)?;
+    table.print(&["WHAT"], out)?;
     writeln!(out, "\n`blockyard-lab run NAME` runs one, `--quick` for a first look.")?;
     Ok(())
 }

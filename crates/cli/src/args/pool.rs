@@ -150,7 +150,7 @@ pub(crate) struct ScriptArgs {
     /// For scripts: no headings, a tab between columns
     #[arg(short = 'H', long)]
     pub(crate) scripted: bool,
-    /// Print exact numbers: bytes, and seconds since 1970
+    /// Print exact numbers: bytes, nanoseconds, and seconds since 1970
     #[arg(short = 'p', long)]
     pub(crate) parsable: bool,
 }
@@ -178,6 +178,7 @@ const IOSTAT_HELP: &str = "\
 The first report is of the time since each device and pool was opened, the next ones are of each
 INTERVAL. The words at the end that are numbers are INTERVAL and COUNT, the others are pools.
 
+Columns that do not fit the terminal, or 80 characters without one, follow in a block below.
 Operations, bandwidth and latency are those of the pool's volumes that are devices, together.
 disk_bw is what the pool writes: log, map pages, and blocks that cleaning moves.
 
@@ -205,6 +206,8 @@ pub(crate) struct PoolIostatArgs {
     /// Leave out the report of the time since the pools were opened
     #[arg(short = 'y', long)]
     pub(crate) no_first: bool,
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }

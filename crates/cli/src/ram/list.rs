@@ -127,7 +127,7 @@ pub(super) fn list(args: &RamListArgs, out: &mut impl Write) -> Result<(), Failu
         return Ok(lines.into_iter().try_for_each(|line| writeln!(out, "{}", line.join(" ")))?);
     }
     let is_usual = args.output.is_empty() && !args.output_all;
-    let table = Columns { headings, rows: cells };
+    let table = Columns { headings, texts: &["ALGORITHM", "MOUNTPOINT"], rows: cells };
     let width = terminal_width().filter(|_| is_usual);
     match args.noheadings {
         false => Ok(table.print(&OPTIONAL, width, out)?),

@@ -304,7 +304,8 @@ mod tests {
     fn text(page: TopPage) -> String {
         let activity = Activity::new(&sample(10, 1), &sample(12, 1));
         let mut out = Vec::new();
-        page.table(&activity).print(page.text_columns(), &mut out).unwrap();
+        let texts = &page.headings()[..page.text_columns()];
+        page.table(&activity).print(texts, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 

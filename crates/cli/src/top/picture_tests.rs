@@ -262,7 +262,7 @@ fn pictures_of_iostat_are_what_it_prints() {
     let devices = Interval::of_all(&before.stats, &now.stats);
     let printed = |table: Table| {
         let mut out = Vec::new();
-        table.print(1, &mut out).unwrap();
+        table.print(&[], &mut out).unwrap();
         String::from_utf8(out).unwrap()
     };
     for (name, command, has_latency) in

@@ -307,7 +307,8 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
         columns.iter().map(cell).collect()
     };
     let headings = columns.iter().map(|it| it.heading).collect();
-    let table = Columns { headings, rows: rows.iter().map(cells).collect() };
+    let texts = &["POOL", "TYPE", "ORIGIN", "CREATED", "DEVICE"];
+    let table = Columns { headings, texts, rows: rows.iter().map(cells).collect() };
     if args.script.scripted {
         return Ok(table.print_bare(out)?);
     }
@@ -406,7 +407,8 @@ pub(super) fn holds(args: &VolumeHoldsArgs, out: &mut impl Write) -> Result<(), 
         let row = |hold: &HoldView| vec![view.name.clone(), hold.tag.clone(), date(hold.created)];
         view.holds.iter().map(row)
     });
-    let table = Columns { headings: vec!["NAME", "TAG", "CREATED"], rows: rows.collect() };
+    let headings = vec!["NAME", "TAG", "CREATED"];
+    let table = Columns { headings, texts: &["TAG", "CREATED"], rows: rows.collect() };
     Ok(table.print(&["CREATED"], terminal_width(), out)?)
 }
 

@@ -60,7 +60,8 @@ pub(super) fn get(args: &VolumeGetArgs, out: &mut impl Write) -> Result<(), Fail
         vec![name, it.name.clone(), value, it.source.name().to_owned()]
     };
     let headings = vec!["NAME", "PROPERTY", "VALUE", "SOURCE"];
-    let table = Columns { headings, rows: shown.iter().map(row).collect() };
+    let texts = &["PROPERTY", "VALUE", "SOURCE"];
+    let table = Columns { headings, texts, rows: shown.iter().map(row).collect() };
     if args.script.scripted {
         return Ok(table.print_bare(out)?);
     }

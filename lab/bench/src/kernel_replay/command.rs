@@ -101,7 +101,7 @@ fn list(out: &mut impl Write) -> Result<(), CommandError> {
         }
         table.row([workload.name, workload.about, &tuned.join(" ")]);
     }
-    Ok(table.print(3, out)?)
+    Ok(table.print(&["WHAT", "TUNED"], out)?)
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static TraceWorkload>, CommandError> {
@@ -265,7 +265,7 @@ fn text(judged: &[JudgedTrace<'_>], out: &mut impl Write) -> Result<(), CommandE
             &verdict.aged.to_string(),
         ]);
     }
-    table.print(3, out)?;
+    table.print(&["EXPLAINED"], out)?;
     for (path, _, verdict) in judged {
         for difference in &verdict.differences {
             let policy = difference.policy.as_deref().unwrap_or("nothing");

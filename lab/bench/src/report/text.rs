@@ -90,7 +90,7 @@ fn print_grid(grid: &Grid<'_>, out: &mut impl Write) -> io::Result<()> {
         let first = [format!("{}{mark}", line.variant), line.jobs.to_string()];
         table.row(first.into_iter().chain(values).chain(limit));
     }
-    table.print(1, out)
+    table.print(&[], out)
 }
 
 fn print_published(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
@@ -108,7 +108,7 @@ fn print_published(section: &Section<'_>, out: &mut impl Write) -> io::Result<()
             let first = if *published { ["", "published"] } else { [*workload, "here"] };
             columns.row(first.into_iter().chain(values.iter().map(String::as_str)));
         }
-        columns.print(2, out)?;
+        columns.print(&[""], out)?;
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ fn print_fractions(section: &Section<'_>, out: &mut impl Write) -> io::Result<()
             percent(fraction.fraction),
         ]);
     }
-    table.print(4, out)
+    table.print(&["workload", "metric", "of"], out)
 }
 
 fn print_rooms(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
@@ -164,5 +164,5 @@ fn print_rooms(section: &Section<'_>, out: &mut impl Write) -> io::Result<()> {
             times(room.count.wait_ns),
         ]);
     }
-    table.print(3, out)
+    table.print(&["workload", "room"], out)
 }

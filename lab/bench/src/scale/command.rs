@@ -246,7 +246,7 @@ fn print(answer: &Answer, out: &mut impl Write) -> io::Result<()> {
         let names = [fit.variant.clone(), fit.workload.clone()];
         table.row(names.into_iter().chain(values));
     }
-    table.print(2, out)?;
+    table.print(&["WORKLOAD"], out)?;
     writeln!(out, "\nmeasured, and the fitted loss per further job")?;
     let mut table = Table::new(["VARIANT", "WORKLOAD", "JOBS", "MEASURED", "FIT", "LOSS"]);
     for fit in &answer.fits {
@@ -267,7 +267,7 @@ fn print(answer: &Answer, out: &mut impl Write) -> io::Result<()> {
             losses.collect::<Vec<_>>().join(" or "),
         ]);
     }
-    table.print(2, out)?;
+    table.print(&["WORKLOAD"], out)?;
     if answer.published.is_empty() {
         return Ok(());
     }
@@ -286,7 +286,7 @@ fn print(answer: &Answer, out: &mut impl Write) -> io::Result<()> {
             format!("{:+.0}%", row.error * 100.0),
         ]);
     }
-    table.print(2, out)
+    table.print(&["BEFORE", "AFTER"], out)
 }
 
 #[cfg(test)]
