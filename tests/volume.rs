@@ -266,13 +266,18 @@ fn a_second_copy_by_the_command_line() {
     std::fs::remove_dir_all(&second).unwrap();
     std::fs::create_dir(&away).unwrap();
     let refused = volume(&["attach", &first, &away]).fails();
-    refused.says(&[&second, "`blockyard volume attach --degraded` replaces it"]);
+    refused.says(&[&second, "`degraded=yes` (`--degraded`) opens the pool"]);
     volume(&["attach", &first, &away, "--degraded"]).ok();
     let show = volume(&["show", &away]).ok();
     assert!(show.out.contains(&format!("{away}: good")), "{show}");
     let refused = volume(&["attach", &first, &second]).fails();
-    let wanted = format!("invalid EMPTY `{second}`: expected an empty directory that exists");
-    refused.says(&[&wanted, &format!("mkdir {second}")]);
+    refused.says(&[&away, "has two good copies"]);
+    // The bug: a closed pool refused a copy that had been detached, which an open one erased.
+    blockyard(&["pool", "detach", &first, &away]).ok();
+    volume(&["attach", &first, &away]).fails().says(&[&away, "was detached", "--force"]);
+    volume(&["attach", &first, &away, "--force"]).ok();
+    let show = volume(&["show", &away]).ok();
+    assert!(show.out.contains(&format!("{away}: good")), "{show}");
 }
 
 /// The bug: a `path2` that is no copy of a healthy pair was answered with the advice to open the

@@ -1,4 +1,5 @@
-//! A disk of a pool in use is replaced while fio writes, and the server is killed in the resync.
+//! A disk of a pool in use is replaced while fio writes, or comes back after it was away, and the
+//! server is killed in the resync.
 
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,6 +31,11 @@ fn wait_for_resync(yard: &Yard, bytes: u64) {
             return;
         }
     }
+}
+
+/// What `volume check` says of the copies of a closed pool.
+fn checked(path: &str) -> Vec<(String, String)> {
+    copies(&blockyard(&["volume", "check", path, "--json"]).json())
 }
 
 fn kill(yard: Yard) {
@@ -88,6 +94,64 @@ fn a_disk_is_replaced_under_fio_and_kills() {
         std::fs::remove_dir_all(left).unwrap();
         let alone = format!("volume:///v0?path={c}&degraded=yes");
         let yard = Yard::serve(&[&alone]);
+        assert_eq!(fio.verify(&yard, "v0").1, verified, "{seed}");
+    }
+}
+
+/// A disk is away while the pool is used, and comes back: the server opens the pool at once on the
+/// copy that has everything, and resyncs the other one. It is killed twice in that resync, and the
+/// copy that is half resynced is never believed.
+#[test]
+fn a_disk_comes_back_under_fio_and_kills() {
+    for seed in seeds(FEW) {
+        let seed = Seed(seed);
+        let mut random = Rng::with_seed(seed.0);
+        let place = Place::new();
+        let [a, b, away] = ["a", "b", "away"].map(|name| place.file(name));
+        let volume = format!("volume:///v0?path={a}&path2={b}&size=64M&sync=always");
+        // Also the one that is read first, and by which the pool is named.
+        let (old, left) = if random.bool() { (&a, &b) } else { (&b, &a) };
+        drop(Yard::serve(&[&volume]));
+        std::fs::rename(old, &away).unwrap();
+        let fio = Fio::new(&seed);
+        let yard = Yard::serve(&[&format!("{volume}&degraded=yes")]);
+        let mut writing = fio.write(&yard, "v0", &[]);
+        while !writing.has_written(&yard, "v0") {}
+        kill(yard);
+        writing.end();
+        std::fs::rename(&away, old).unwrap();
+        let state = |state: &str| (old.clone(), state.to_owned());
+        assert!(checked(left).contains(&state("stale")), "{seed}: {:?}", checked(left));
+        let limited = format!("{volume}&resync_rate={RATE}");
+        let yard = Yard::serve(&[&limited]);
+        let pool_now = pool(&yard);
+        assert!(pool_now["resync"].is_object(), "{seed}: the pool is open: {pool_now}");
+        let (_, verified) = fio.verify(&yard, "v0");
+        assert!(verified > 0, "{seed}: something was durable");
+        wait_for_resync(&yard, random.u64(1..8 << 20));
+        kill(yard);
+        // The good copy is lost: half a copy is refused.
+        let lost = place.file("lost");
+        std::fs::rename(left, &lost).unwrap();
+        let degraded = format!("volume:///v0?path={old}&degraded=yes");
+        let socket = format!("unix:{}", place.file("nbd"));
+        let refused = blockyard(&["serve", &degraded, "--nbd", &socket]).fails();
+        refused.says(&[old, "is stale: it lacks the newest writes"]);
+        std::fs::rename(&lost, left).unwrap();
+        assert!(checked(left).contains(&state("stale")), "{seed}: {:?}", checked(left));
+        // Again in the resync that goes on.
+        let yard = Yard::serve(&[&limited]);
+        wait_for_resync(&yard, random.u64(8 << 20..16 << 20));
+        kill(yard);
+        let yard = Yard::serve(&[&volume]);
+        yard.command(&["pool", "resync", left]).ok();
+        assert!(copies(&pool(&yard)).contains(&state("good")), "{seed}");
+        assert_eq!(fio.verify(&yard, "v0").1, verified, "{seed}");
+        drop(yard);
+        blockyard(&["volume", "check", left]).ok();
+        // The copy that came back alone has everything.
+        std::fs::remove_dir_all(left).unwrap();
+        let yard = Yard::serve(&[&degraded]);
         assert_eq!(fio.verify(&yard, "v0").1, verified, "{seed}");
     }
 }

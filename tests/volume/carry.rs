@@ -548,6 +548,7 @@ fn a_copy_from_an_older_backup_is_resynced() {
         ok(&["cp", "-a", &backup, &copy(restored)]);
         let mut yard = Yard::serve(&[&device]);
         assert!(yard.complained().contains("this copy is stale; resyncing it"), "{restored}");
+        blockyard(&["pool", "resync", &copy("1")]).ok();
         yard.signal("TERM");
         assert!(yard.end().success());
         // The restored copy alone has everything.

@@ -25,10 +25,10 @@ pub(crate) use ram::{
 pub(crate) use trace::{ReplayArgs, ReplayEvents, TraceArgs};
 pub(crate) use volume::{
     BackingFiles, ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt,
-    VolumeAttachArgs, VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs,
-    VolumeExportArgs, VolumeGetArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs,
-    VolumeListArgs, VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs,
-    VolumeScrubArgs, VolumeSendArgs, VolumeSetArgs, VolumeShowArgs, VolumeUnlockArgs,
+    VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs,
+    VolumeGetArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs, VolumeListArgs,
+    VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs,
+    VolumeSendArgs, VolumeSetArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

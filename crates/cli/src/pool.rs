@@ -1,7 +1,7 @@
 //! `pool`: the state and the activity of pools, with the columns of `zpool list`, `zpool status`
 //! and `zpool iostat`.
 
-mod copies;
+pub(crate) mod copies;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -234,7 +234,12 @@ fn unfinished(scrub: &ScrubStateView) -> String {
 fn resyncing(resync: &ResyncView) -> String {
     let ResyncView { path, done_bytes, total_bytes, rate_bytes, paused, left_s, .. } = resync;
     let (done, total) = (rounded(*done_bytes), rounded(*total_bytes));
-    let share = percent(*done_bytes, *total_bytes);
+    let mut share = percent(*done_bytes, *total_bytes);
+    let mut verified = String::new();
+    if let (Some(bytes), Some(all)) = (resync.verified_bytes, resync.to_verify_bytes) {
+        share = percent(bytes, all);
+        verified = format!(", {} of {} verified", rounded(bytes), rounded(all));
+    }
     let how = match (paused, left_s) {
         (true, _) => "paused".to_owned(),
         (false, None) => "no estimate of the end".to_owned(),
@@ -244,7 +249,7 @@ fn resyncing(resync: &ResyncView) -> String {
             format!("{}/s, {left} to go", rounded(*rate_bytes))
         }
     };
-    format!("resync of {path}: {done} of {total} equal, {share}% done, {how}")
+    format!("resync of {path}: {done} of {total} equal{verified}, {share}% done, {how}")
 }
 
 /// The last scrub in a line, as zpool has it.

@@ -15,26 +15,23 @@ mod stream;
 use std::io::Write;
 use std::path::Path;
 
-use blockyard_store::mirror::locations;
-use blockyard_store::{CopiesError, PoolPaths, StoreError, is_pool};
+use blockyard_store::is_pool;
 use blockyard_volume::admin::check_new;
-use blockyard_volume::{Options, PoolVerifier, Running, VolumeError};
 use blockyard_yard::error::YardError;
 use blockyard_yard::volume_secret::SecretFields;
 use blockyard_yard::volumes::{CopyView, KeptView, PoolView, VolumeDone, VolumeRequest};
 use serde_json::json;
 
 use crate::args::{
-    VolumeAt, VolumeAttachArgs, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
+    PoolAttachArgs, VolumeAt, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
     VolumePruneArgs, VolumeShowArgs,
 };
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::human::{date, exact, rounded};
-use crate::serve::raise_files;
+use crate::pool::copies;
 
 use pool::{Make, PoolAccess, ReadOnlyAccess};
-use progress::ProgressLine;
 
 pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), Failure> {
     let nothing = VolumeRequest::default;
@@ -103,28 +100,14 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
     }
 }
 
-fn attach(args: &VolumeAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
-    raise_files();
-    let mut progress = ProgressLine::new("compared");
-    let mut tell = |done, total| progress.tell(done, Some(total));
-    let mut attach =
-        || locations::attach(&args.pool, &args.empty, args.force, &PoolVerifier, &mut tell);
-    let mut attached = attach();
-    if args.degraded
-        && let Err(VolumeError::Store(StoreError::Copies(CopiesError::Paired { .. }))) = attached
-    {
-        // Opening the pool without the missing copy records that it is lost.
-        let paths = PoolPaths { degraded: true, ..PoolPaths::of(&args.pool) };
-        drop(Running::open_places(&paths, Options::default()).map_err(refused)?);
-        attached = attach();
+fn attach(args: &PoolAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let PoolAttachArgs { pool, new, options } = args;
+    copies::join(pool, "attach", copies::new_copy(options), true, new)?;
+    let (path, new) = (pool.pool.display().to_string(), new.display().to_string());
+    if pool.talk.json {
+        return print_json(&json!({ "pool": path, "copy": new }), out);
     }
-    drop(progress);
-    attached.map_err(refused)?;
-    let (pool, empty) = (args.pool.display().to_string(), args.empty.display().to_string());
-    if args.json {
-        return print_json(&json!({ "pool": pool, "copy": empty }), out);
-    }
-    Ok(writeln!(out, "attached {empty} to {pool} as its second copy")?)
+    Ok(writeln!(out, "attached {new} to {path} as its second copy")?)
 }
 
 /// What a pool that this process opens has refused.

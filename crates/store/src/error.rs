@@ -174,27 +174,6 @@ pub enum CopiesError {
         /// The path of the missing copy.
         missing: String,
     },
-    /// The pool has a second copy already.
-    #[error(
-        "the pool of `{path}` has a second copy, at `{other}`; if that one is lost permanently, \
-         `blockyard volume attach --degraded` replaces it"
-    )]
-    Paired {
-        /// The path of the pool.
-        path: String,
-        /// The path of its other copy.
-        other: String,
-    },
-    /// The resync of a copy has failed.
-    #[error(
-        "the copy at `{path}` could not be made equal ({why}): the pool has one copy, as before"
-    )]
-    NotEqual {
-        /// The path of that copy.
-        path: String,
-        /// The cause.
-        why: String,
-    },
     /// The copy that should hold all data has no pool.
     #[error(
         "`{path}` should have everything, and has no superblock that can be read; nothing is done \

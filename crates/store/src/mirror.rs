@@ -16,11 +16,11 @@
 //! ```text
 //!                                                   Shared::mark_failed
 //!             ┌─ assemble: labels agree ─▸ Good ────────────────────────▸ Failed
-//!             │                             ▴ Mirror::end_resync           ▴  ▴
-//!   opening ──┤                             │ Mirror::finish               │  │
+//!             │                             ▴                              ▴  ▴
+//!   opening ──┤                             │ Shared::finish               │  │
 //!             │                             │                              │  │
 //!             ├─ assemble: older ─▸ Stale ─▸ Resyncing ────────────────────┘  │
-//!             │                    begin_resync ▴ Shared::mark_failed         │
+//!             │                   resume_stale  ▴ Shared::mark_failed         │
 //!             ├─ assemble: it was resyncing ────┤                             │
 //!             └─ assemble: missing, or its label cannot be read ─────────────┘
 //!   Mirror::join of an empty copy ──────────────┘
@@ -44,11 +44,11 @@
 //! 3. A copy becomes good only at the end of a resync, when it has the same files as a good one and
 //!    the labels say so.
 //! 4. Clients read good copies only.
-//! 5. After the assembly of a mirror that may be written, each copy is good, failed, or resyncing
-//!    in the background. A mirror that is opened only for reading may have a stale copy.
-//! 6. From the moment in which a copy joins, every write goes to it too, to each file that it has.
-//!    A write is answered, and stated as durable, when it is so there. So a part that the resync
-//!    has copied stays equal.
+//! 5. A stale copy is resynced in the background ([`Mirror::resume_stale`]), unless the mirror is
+//!    opened only for reading, or another copy joins.
+//! 6. From the moment in which a copy is resyncing, every write goes to it too, to each file that
+//!    it has. A write is answered, and stated as durable, when it is so there. So a part that the
+//!    resync has copied stays equal.
 //! 7. The cursor in the label of a resyncing copy states what is equal there durably. It is void
 //!    once that copy has missed a write: the good copies' labels record that before the write is
 //!    answered, by a higher generation, or because they do not name the copy any more.
@@ -60,7 +60,7 @@
 //! | the labels say | result |
 //! | --- | --- |
 //! | both: both are good, of one generation | both are good, unless the superblocks or the log of one show that it is an earlier state of itself: then it is stale |
-//! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced |
+//! | one: only itself; the other: both, or not itself | the other one is stale: it is resynced from its beginning, in the background |
 //! | each: only itself | both were written to, each without the other: refused |
 //! | one: only itself; the other is missing | opened with one; the other one is failed |
 //! | one: both; the other is missing | the other may be newer: refused without consent |
@@ -70,7 +70,7 @@
 #![allow(clippy::disallowed_types)] // Copies rarely fail, and labels are rarely written.
 
 pub mod assemble;
-pub mod attach;
+mod attach;
 mod file;
 pub mod locations;
 mod log_writer;
@@ -170,33 +170,22 @@ pub struct CopyStatus {
     pub repaired: u64,
 }
 
-/// What a verification of a pool has found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Blocks and pages that were damaged in the good copy and were repaired from the stale one.
-    pub repaired: u64,
-    /// Blocks and pages that are damaged in both copies.
-    pub damaged: u64,
-}
-
-/// Verifies a pool by the checksums in its maps. Storage knows no maps: the caller that assembles
-/// copies passes this, and a resync calls it before it overwrites a stale copy.
+/// Reads the catalogue and the log of a pool. Storage knows neither: the caller that assembles
+/// copies passes this.
 pub trait VerifyPool {
     /// The caller's error.
     type Error: From<StoreError> + fmt::Display;
 
-    /// Reads every block and page that the pool's maps refer to. Rewrites what is damaged in one
-    /// copy and intact in the other. References to segments from `segments_max` on are refused.
-    /// `should_continue` is called regularly, and returns whether to continue.
+    /// Checks that the pool can be opened, and refers to no segment from `segments_max` on, without
+    /// writing to a copy that is not good.
     ///
     /// # Errors
-    /// If the pool cannot be opened, or `should_continue` ends the verification.
-    fn verify<D: SegmentStore>(
+    /// Why not.
+    fn check_opens<D: SegmentStore>(
         &self,
         copies: Mirror<D>,
         segments_max: usize,
-        should_continue: &mut dyn FnMut() -> bool,
-    ) -> Result<Verified, Self::Error>;
+    ) -> Result<(), Self::Error>;
 
     /// Which copy was replaced by an earlier state of itself: it lacks a part of the log that was
     /// durable, and the other copy has all of it. `None` if both have it, or neither has. `behind`

@@ -29,10 +29,7 @@ pub fn check_in<D: SegmentStore>(
     directory: Mirror<D>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
-    verify(directory, false, usize::MAX, &mut |bytes| {
-        progress(bytes);
-        true
-    })
+    verify(directory, progress)
 }
 
 /// Opens a pool that is not open, to show it without changing it.

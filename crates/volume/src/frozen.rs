@@ -104,6 +104,11 @@ impl Marks {
         self.live_bytes(number) > 0
     }
 
+    /// The last segment of which any byte is referenced.
+    pub fn last_needed(&self) -> Option<usize> {
+        self.bytes.iter().rposition(|bytes| *bytes > 0)
+    }
+
     /// Adds the live bytes of blocks, given for each segment.
     pub fn blocks(&mut self, live: &[u64]) {
         for (number, bytes) in live.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {

@@ -128,6 +128,7 @@ pub(crate) fn look<D: SegmentStore>(
     let mut recovery = Recovery::loaded(&segments, &slots)?;
     recovery.replay()?;
     recovery.count_space();
+    segments.want(recovery.marks.last_needed())?;
     let groups = recovery.place.number.saturating_sub(recovery.superblock.log.number);
     let number = recovery.place.number.saturating_sub(1);
     let unused_groups = recovery.unused_groups;

@@ -1,10 +1,11 @@
 //! The copies of a pool in use: attaching, detaching and replacing one, and the thread that resyncs
-//! a copy which has joined.
+//! a copy which has joined or come back.
 //!
 //! The thread runs while a copy is resyncing. It copies a piece, then pauses as long as the rate
-//! limit wants. Before a copy replaces one of two good ones, the thread repairs these from each
-//! other: that one may have the only intact version of a block. It ends when no copy is resyncing,
-//! or the pool is closed: the next opening continues.
+//! limit wants. Before it overwrites a copy that has come back, the thread repairs the good copy
+//! from that one; before a copy replaces one of two good ones, it repairs these from each other:
+//! the copy that is overwritten, or leaves, may have the only intact version of a block. The thread
+//! ends when no copy is resyncing, or the pool is closed: the next opening continues.
 //!
 //! ```text
 //!           start, or another copy joins             the resync has ended
@@ -57,8 +58,10 @@ struct ResyncControl {
     is_running: Mutex<bool>,
     /// Bytes per second; 0 for no limit.
     rate: AtomicU64,
-    /// When the thread began, and the bytes that were equal then.
+    /// When the thread began to copy, and the bytes that were equal then.
     began: Mutex<Option<(Instant, u64)>>,
+    /// While the good copies are repaired: the bytes that were verified, plus 1; else 0.
+    verified: AtomicU64,
 }
 
 /// The progress of the resync of a pool.
@@ -72,6 +75,9 @@ pub struct ResyncProgress {
     pub total_bytes: u64,
     /// Bytes that were written because they differed, since the pool was opened.
     pub written_bytes: u64,
+    /// While the good copies are verified and repaired, before anything is copied or before a copy
+    /// leaves: the bytes that were verified, and how many there are.
+    pub verified_bytes: Option<(u64, u64)>,
     /// The mean rate since the pool was opened, the copy joined, or the last pause ended, in bytes
     /// per second.
     pub rate_bytes: u64,
@@ -85,7 +91,8 @@ impl ResyncProgress {
     /// The time until the end at this rate, in seconds; `None` if it is unknown.
     pub fn left_s(&self) -> Option<u64> {
         let left = self.total_bytes.saturating_sub(self.done_bytes);
-        (self.rate_bytes > 0 && !self.is_paused).then(|| left.div_ceil(self.rate_bytes))
+        let is_known = self.rate_bytes > 0 && !self.is_paused && self.verified_bytes.is_none();
+        is_known.then(|| left.div_ceil(self.rate_bytes))
     }
 }
 
@@ -167,6 +174,9 @@ fn run<S: SegmentStore>(pool: &Pool<Mirror<S>>, control: &ResyncControl) {
                 }
             }
         }
+        if let Err(error) = resync.record_cursor() {
+            tracing::warn!("the next opening compares up to 256 MiB again: {error}");
+        }
     }
 }
 
@@ -188,10 +198,17 @@ fn step<S: SegmentStore>(
             std::thread::sleep(IN_FLIGHT_PAUSE);
             control.keep(0, Duration::ZERO, &|| resync.is_wanted());
         }
-        Resynced::Copied => repair_all(pool, &mut |bytes, took| {
-            control.keep(bytes, took, &|| resync.is_wanted());
-            resync.is_wanted() && !control.is_stopping()
-        }),
+        Resynced::Repair => {
+            let mut verified = 0;
+            control.verified.store(1, Ordering::Relaxed);
+            repair_all(pool, &mut |bytes, took| {
+                verified += bytes;
+                control.verified.store(verified + 1, Ordering::Relaxed);
+                control.keep(bytes, took, &|| resync.is_wanted());
+                resync.is_wanted() && !control.is_stopping()
+            });
+            control.verified.store(0, Ordering::Relaxed);
+        }
         Resynced::Complete => {
             pool.segments().renew();
             return Ok(false);
@@ -231,8 +248,8 @@ fn repair_all<S: SegmentStore>(
     if repaired > 0 || damaged > 0 {
         let title = pool.segments().directory().title();
         tracing::warn!(
-            "{title}: before a copy is replaced: repaired {repaired} blocks and pages; {damaged} \
-             are damaged in each copy"
+            "{title}: before a copy is overwritten or leaves: repaired {repaired} blocks and \
+             pages; {damaged} are damaged in each copy"
         );
     }
 }
@@ -272,11 +289,15 @@ impl<S: SegmentStore> Running<Mirror<S>> {
             let elapsed = at.elapsed().as_secs_f64().max(0.001);
             (done_bytes.saturating_sub(from) as f64 / elapsed) as u64
         });
+        let verified = control.verified.load(Ordering::Relaxed).checked_sub(1);
+        let verified_bytes =
+            verified.map(|bytes| (bytes, self.pool().segments().stored_bytes().max(bytes)));
         Some(ResyncProgress {
             path,
             done_bytes,
             total_bytes,
             written_bytes,
+            verified_bytes,
             rate_bytes: rate.unwrap_or(0),
             limit_bytes: control.rate.load(Ordering::Relaxed),
             is_paused: control.is_paused.load(Ordering::Relaxed),

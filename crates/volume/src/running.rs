@@ -95,7 +95,7 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     taken: Mutex<BTreeSet<u32>>,
     /// The volumes that are devices, by their numbers.
     devices: Mutex<BTreeMap<u32, OpenDevice>>,
-    /// The resync of a copy that has joined.
+    /// The resync of a copy that has joined or come back.
     background: Background,
     /// The control socket of the daemon, once it was announced.
     control: Mutex<Option<PathBuf>>,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blockyard_store::buffer::{Buffer, Memory};
-use blockyard_store::mirror::{CopyStatus, Verified, VerifyPool};
+use blockyard_store::mirror::{CopyStatus, VerifyPool};
 use blockyard_store::{Mirror, SegmentStore, StoreFile};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Entry, STORED_MAX};
@@ -69,56 +69,47 @@ pub struct Report {
     pub damage: Vec<Damage>,
 }
 
-/// Verifies the pool in any [`SegmentStore`]. With `mends`, a block that is damaged in one copy and
-/// intact in another is rewritten. References to segments from `segments_max` on are refused.
-/// `goes_on` gets the number of bytes that were verified and returns whether to continue.
+/// Verifies the pool in any [`SegmentStore`], without changing it. `progress` gets the number of
+/// bytes that were verified.
 ///
 /// # Errors
-/// If the pool is too damaged to be opened, and [`VolumeError::Stopped`] if `goes_on` ends it.
+/// If the pool is too damaged to be opened.
 pub fn verify<D: SegmentStore>(
     directory: Mirror<D>,
-    mends: bool,
-    segments_max: usize,
-    goes_on: &mut dyn FnMut(u64) -> bool,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Report, VolumeError> {
-    let options = Options::default();
-    let segments_max = segments_max.min(options.segments_max);
-    let options = Options { segments_max, ..options };
     let ReadOnlyPool { volumes, groups, unused_groups, loose, segments, .. } =
-        recovery::look(directory, &options)?;
-    let mut verifier = Verifier::new(&segments, mends).with_loose(loose);
+        recovery::look(directory, &Options::default())?;
+    let mut verifier = Verifier::new(&segments, false).with_loose(loose);
     for live in volumes.by_id.values() {
         let (frozen, now) = (live.map.freeze(), || Some(Arc::clone(live)));
-        let goes_on = &mut |step: &VerifyStep<'_>| goes_on(step.bytes);
-        if !verifier.volume(live.meta.block_bytes, (&frozen, 0), &now, goes_on) {
-            return Err(VolumeError::Stopped);
-        }
+        verifier.volume(live.meta.block_bytes, (&frozen, 0), &now, &mut |step| {
+            progress(step.bytes);
+            true
+        });
     }
-    if !mends {
-        verifier.counts();
-    }
+    verifier.counts();
     let volumes = volumes.by_id.len() as u64;
     let copies = segments.directory().copy_status();
     let unused_groups = unused_groups as u64;
     Ok(Report { volumes, groups, unused_groups, copies, ..verifier.report })
 }
 
-/// Verifies a pool when its copies are assembled: the engine's half of a resync.
+/// Reads a pool when its copies are assembled.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolVerifier;
 
 impl VerifyPool for PoolVerifier {
     type Error = VolumeError;
 
-    fn verify<D: SegmentStore>(
+    fn check_opens<D: SegmentStore>(
         &self,
         copies: Mirror<D>,
         segments_max: usize,
-        goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Verified, VolumeError> {
-        let Report { repaired, damaged, .. } =
-            verify(copies, true, segments_max, &mut |_| goes_on())?;
-        Ok(Verified { repaired, damaged })
+    ) -> Result<(), VolumeError> {
+        let options = Options::default();
+        let segments_max = segments_max.min(options.segments_max);
+        recovery::look(copies, &Options { segments_max, ..options }).map(drop)
     }
 
     fn older_copy<D: SegmentStore>(

@@ -270,7 +270,7 @@ pub struct PoolView {
     /// The paths of copies that were detached or replaced. Commands still find the pool by them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former_paths: Vec<String>,
-    /// The resync of a copy that has joined, if one is to be done.
+    /// The resync of a copy that has joined or come back, if one is to be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resync: Option<ResyncView>,
 }

@@ -6,7 +6,7 @@ use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{PoolsArgs, ScriptArgs, TalkArgs};
+use super::{PoolAttachArgs, PoolsArgs, ScriptArgs, TalkArgs};
 
 const HELP: &str = "\
 POOL is the pool's directory or disk. Where a yard has it open, the command asks that yard.
@@ -128,8 +128,8 @@ pub(crate) enum VolumeCommand {
     Scrub(VolumeScrubArgs),
     /// Verify a pool that is not in use, and change nothing
     Check(VolumePoolArgs),
-    /// Add an empty directory or disk as the second copy of a pool that is not in use
-    Attach(VolumeAttachArgs),
+    /// Add an empty directory or disk as the second copy of a pool, and wait until it is good
+    Attach(PoolAttachArgs),
 }
 
 /// A pool.
@@ -179,26 +179,6 @@ pub(crate) struct VolumeListArgs {
     pub(crate) kinds: Vec<ListedKind>,
     #[command(flatten)]
     pub(crate) script: ScriptArgs,
-}
-
-/// `volume attach`.
-#[derive(Args, Debug)]
-pub(crate) struct VolumeAttachArgs {
-    /// The pool's directory or disk
-    #[arg(value_name = "POOL")]
-    pub(crate) pool: PathBuf,
-    /// An empty directory on another disk, or for a pool on a disk an empty disk
-    #[arg(value_name = "EMPTY")]
-    pub(crate) empty: PathBuf,
-    /// Use a disk that holds other data, which is lost; a disk with a pool is still refused
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Replace a second copy that is missing, although it may be newer: declare it lost
-    #[arg(long)]
-    pub(crate) degraded: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// A pool and a name in it.

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockyard_yard::volumes::{CopyView, PoolView, ResyncView, VolumeDone, VolumeRequest};
+use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
 
 use crate::args::{
     PoolAttachArgs, PoolDetachArgs, PoolReplaceArgs, PoolResyncArgs, ResyncOptions, VolumePoolArgs,
@@ -20,14 +20,14 @@ use crate::volume::refused;
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn attach(args: &PoolAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let request = new_copy(&args.new, &args.options)?;
-    join(&args.pool, "attach", request, &args.options, &args.new, out)
+    let request = new_copy(&args.options);
+    print(&args.pool, &join(&args.pool, "attach", request, args.options.wait, &args.new)?, out)
 }
 
 pub(super) fn replace(args: &PoolReplaceArgs, out: &mut impl Write) -> Result<(), Failure> {
     let copy = Some(text(&absolute(&args.old)?)?);
-    let request = VolumeRequest { copy, ..new_copy(&args.new, &args.options)? };
-    join(&args.pool, "replace", request, &args.options, &args.new, out)
+    let request = VolumeRequest { copy, ..new_copy(&args.options) };
+    print(&args.pool, &join(&args.pool, "replace", request, args.options.wait, &args.new)?, out)
 }
 
 pub(super) fn detach(args: &PoolDetachArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -69,13 +69,9 @@ pub(super) fn resync(args: &PoolResyncArgs, out: &mut impl Write) -> Result<(), 
 }
 
 /// The request for a new copy.
-fn new_copy(new: &Path, options: &ResyncOptions) -> Result<VolumeRequest, Failure> {
-    Ok(VolumeRequest {
-        new: Some(text(&absolute(new)?)?),
-        force: options.force,
-        rate_bytes: options.rate,
-        ..VolumeRequest::default()
-    })
+pub(crate) fn new_copy(options: &ResyncOptions) -> VolumeRequest {
+    let (force, rate_bytes) = (options.force, options.rate);
+    VolumeRequest { force, rate_bytes, ..VolumeRequest::default() }
 }
 
 /// A path that a yard understands, which was started in another directory.
@@ -88,22 +84,31 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-fn join(
+/// Adds a copy to a pool. Waits until it is good, if that is to be or this process has the pool
+/// open.
+pub(crate) fn join(
     args: &VolumePoolArgs,
     verb: &str,
     request: VolumeRequest,
-    options: &ResyncOptions,
+    waits: bool,
     new: &Path,
-    out: &mut impl Write,
-) -> Result<(), Failure> {
+) -> Result<VolumeDone, Failure> {
     let pool = PoolAccess::find(args, Make::Never)?;
-    let done = pool.work(verb, request)?;
-    let is_here = matches!(pool, PoolAccess::Here(_));
-    if !is_here && !options.wait {
-        return print(args, &done, out);
+    let new = absolute(new)?;
+    let mut done = VolumeDone::default();
+    match &pool {
+        // An interrupted command is repeated. The opening has let the resync continue.
+        PoolAccess::Here(running)
+            if running.resync_progress().is_some_and(|resync| resync.path == new) => {}
+        _ => {
+            let request = VolumeRequest { new: Some(text(&new)?), ..request };
+            done = pool.work(verb, request)?;
+            if matches!(pool, PoolAccess::There(..)) && !waits {
+                return Ok(done);
+            }
+        }
     }
     wait(&pool)?;
-    let new = absolute(new)?;
     let view = view(&pool)?;
     let why = match view.copies.iter().find(|copy| Path::new(&copy.path) == new) {
         Some(CopyView { good: true, .. }) => None,
@@ -116,15 +121,18 @@ fn join(
         let text = format!("the resync of {} has failed: {why}", new.display());
         return Err(Failure::new(Code::Failed, text));
     }
-    let done = VolumeDone { done: format!("{} is a good copy", new.display()), ..done };
-    print(args, &done, out)
+    Ok(VolumeDone { done: format!("{} is a good copy", new.display()), ..done })
 }
 
 /// Waits until no copy is resyncing, and shows the progress.
-fn wait(pool: &PoolAccess) -> Result<(), Failure> {
+pub(crate) fn wait(pool: &PoolAccess) -> Result<(), Failure> {
     let mut progress = ProgressLine::new("equal");
-    while let Some(ResyncView { done_bytes, total_bytes, .. }) = view(pool)?.resync {
-        progress.tell(done_bytes, Some(total_bytes));
+    let mut verifying = ProgressLine::new("verified");
+    while let Some(resync) = view(pool)?.resync {
+        match resync.verified_bytes {
+            Some(verified) => verifying.tell(verified, resync.to_verify_bytes),
+            None => progress.tell(resync.done_bytes, Some(resync.total_bytes)),
+        }
         std::thread::sleep(LOOK_INTERVAL);
     }
     Ok(())

@@ -15,6 +15,7 @@ use crate::args::{VolumePoolArgs, VolumeScrubArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::human::rounded;
+use crate::pool::copies;
 use crate::serve::raise_files;
 
 pub(super) fn run(args: &VolumePoolArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -40,8 +41,13 @@ pub(super) fn scrub(args: &VolumeScrubArgs, out: &mut impl Write) -> Result<(), 
     if args.pause || args.resume {
         return pause_or_resume(args, out);
     }
+    let pool = PoolAccess::find(&args.pool, Make::Never)?;
+    if let PoolAccess::Here(_) = &pool {
+        // Only good copies are verified.
+        copies::wait(&pool)?;
+    }
     let mut progress = ProgressLine::new("verified");
-    let report = match PoolAccess::find(&args.pool, Make::Never)? {
+    let report = match pool {
         PoolAccess::Here(running) => {
             let scrubbed = blockyard_volume_admin::scrub::scrub(
                 &running,

@@ -10,7 +10,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
 use super::members::{FIRST_SLOTS, Member, Members, detached};
-use super::resync::{ResyncProgress, make_superblock};
+use super::resync::{make_superblock, prepare_copy};
 use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
@@ -208,29 +208,15 @@ fn check_path(path: &Path) -> Result<(), StoreError> {
 }
 
 impl<D: SegmentStore> Mirror<D> {
-    /// Assembles two copies, and resyncs a stale one, after `verifier` has repaired the good one
-    /// from it. In empty directories a new mirror is made.
+    /// Assembles two copies. In empty directories a new mirror is made. A stale copy is left as it
+    /// is, until [`Mirror::resume_stale`].
     ///
     /// # Errors
     /// If the copies do not belong together, or one is missing that may be the newer one.
     pub fn assemble<V: VerifyPool>(
-        given: [NamedCopy<D>; 2],
-        terms: Terms,
-        verifier: &V,
-    ) -> Result<Mirror<D>, V::Error> {
-        Mirror::assemble_with_progress(given, terms, verifier, &mut |_, _| {})
-    }
-
-    /// Assembles two copies as [`Mirror::assemble`] does; `progress` is called with the
-    /// bytes that a resync has compared and their total.
-    ///
-    /// # Errors
-    /// As [`Mirror::assemble`].
-    pub fn assemble_with_progress<V: VerifyPool>(
         mut given: [NamedCopy<D>; 2],
         terms: Terms,
         verifier: &V,
-        progress: &mut ResyncProgress<'_>,
     ) -> Result<Mirror<D>, V::Error> {
         given.iter().try_for_each(|it| check_path(&it.path))?;
         let titles: [String; 2] = std::array::from_fn(|at| given[at].path.display().to_string());
@@ -269,19 +255,12 @@ impl<D: SegmentStore> Mirror<D> {
             label.as_ref().map_or(Ok(()), |(label, _)| check_attached(label, &given.path))?;
         }
         let mirror = match labels {
-            [Some(first), Some(second)] => {
-                pair(given, [first, second], &titles, terms, verifier, progress)?
-            }
+            [Some(first), Some(second)] => pair(given, [first, second], &titles, terms, verifier)?,
             [None, None] => make(given, &titles, terms)?,
             [Some(label), None] => one(given, 0, label, &titles, terms, unread)?,
             [None, Some(label)] => one(given, 1, label, &titles, terms, unread)?,
         };
         aside.into_iter().for_each(|aside| _ = mirror.0.aside.set(aside));
-        let is_settled = |it: &Member<D>| it.state != CopyState::Stale;
-        debug_assert!(
-            !mirror.0.writes || mirror.0.members().list().iter().all(is_settled),
-            "invariant 5: {mirror:?}"
-        );
         Ok(mirror)
     }
 
@@ -354,14 +333,17 @@ impl<D: SegmentStore> Mirror<D> {
                 state.next_slot += 1;
                 _ = self.0.is_several.set(());
                 let joined = members.with(new.clone());
-                if generation != state.generation
-                    && let Err(error) = self.0.record(&state, &joined, &new, Some(cursor))
-                {
-                    // The next opening finds another generation: the cursor is void.
-                    tracing::warn!("{}: {error}", new.side.title);
-                }
+                // A later opening must not find a void cursor when the superblocks are equal again.
+                let recorded = match is_valid && generation == state.generation {
+                    true => Ok(()),
+                    false => self.0.record(&state, &joined, &new, Some(cursor)),
+                };
                 self.0.members.update(|_| joined);
-                return Ok(());
+                drop(state);
+                return match recorded {
+                    Ok(()) => Ok(()),
+                    Err(error) => self.0.mark_failed(slot, &error).map_err(failed(&new.side.path)),
+                };
             }
             Ok(_) => "it is not the copy that was joining".to_owned(),
             Err(error) => error.to_string(),
@@ -445,12 +427,20 @@ impl<D: SegmentStore> Mirror<D> {
         let members = self.0.members();
         let find = |number| members.find(number).expect("a pair has both numbers").directory();
         let (source, target) = (find(1 - number), find(number));
-        let mut state = self.0.state();
         // A source that was restored from a backup is older than the copy below the cursor.
-        state.cursor = if is_no_newer(target, source) { cursor } else { 0 };
+        let is_valid = is_no_newer(target, source);
+        let prepared = prepare_copy(source, target);
+        let mut state = self.0.state();
         self.0.set_copy(&mut state, number, CopyState::Resyncing, None);
+        let begun = prepared.and_then(|missing| {
+            state.cursor = if is_valid { cursor.min(missing) } else { 0 };
+            let members = self.0.members();
+            let member = members.find(number).filter(|_| state.cursor != cursor);
+            // A later opening must not find the old cursor, after the superblocks are equal again.
+            member.map_or(Ok(()), |it| self.0.record(&state, &members, it, Some(state.cursor)))
+        });
         drop(state);
-        make_superblock(target).or_else(|error| self.fail_resync(number, &error))
+        begun.or_else(|error| self.fail_resync(number, &error))
     }
 }
 
@@ -533,7 +523,6 @@ fn pair<D: SegmentStore, V: VerifyPool>(
     titles: &[String; 2],
     terms: Terms,
     verifier: &V,
-    progress: &mut ResyncProgress<'_>,
 ) -> Result<Mirror<D>, V::Error> {
     let [(first, first_whole), (second, second_whole)] = &labels;
     let [first_title, second_title] = titles.clone();
@@ -574,7 +563,6 @@ fn pair<D: SegmentStore, V: VerifyPool>(
                 mirror.mark_stale(old);
                 if writes {
                     mirror.advance(1 - old, only(1 - old))?;
-                    mirror.resync(old, verifier, progress)?;
                 }
                 return Ok(mirror);
             }
@@ -588,10 +576,8 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             let stale = ordered[1 - good];
             // Invariant 7: the copy has missed no write.
             let cursor = stale.cursor.filter(|_| stale.generation == ordered[good].generation);
-            match cursor {
-                Some(cursor) if writes => mirror.resume(1 - good, cursor)?,
-                None if writes => mirror.resync(1 - good, verifier, progress)?,
-                _ => {}
+            if let Some(cursor) = cursor.filter(|_| writes) {
+                mirror.resume(1 - good, cursor)?;
             }
             Ok(mirror)
         }
@@ -707,15 +693,6 @@ fn make<D: SegmentStore>(
     let mirror = Mirror::new(given, &label, [true, true], true);
     mirror.record_both()?;
     Ok(mirror)
-}
-
-/// Writes the label of a copy that has no data yet.
-pub(super) fn label_empty<D: SegmentStore>(
-    directory: &D,
-    label: &Label,
-    path: &Path,
-) -> Result<(), StoreError> {
-    write_label(directory, label).map_err(failed(path))
 }
 
 #[cfg(test)]

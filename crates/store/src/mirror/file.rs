@@ -352,7 +352,11 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         let mut results = CopyResults::default();
         for member in members.good() {
             let file = self.side(member.slot).ok_or(io::ErrorKind::NotFound)?;
-            results.add(member, file.write_at(offset, &[&found]).and_then(|()| file.sync()));
+            let written = file.write_at(offset, &[&found]).and_then(|()| file.sync());
+            if written.is_ok() {
+                shared.repaired(member.slot);
+            }
+            results.add(member, written);
         }
         shared.combine(results).map(|()| true)
     }

@@ -11,7 +11,6 @@ use blockyard_volume_format::superblock::Superblock;
 
 use super::assemble::{NamedCopy, Terms, successor};
 use super::attach;
-use super::resync::ResyncProgress;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::StoreError;
@@ -40,10 +39,11 @@ pub enum LockedPaths {
 }
 
 impl LockedPaths {
-    /// Opens the storage of the pool. This may take long, because a stale copy is resynced.
+    /// Opens the storage of the pool. A copy that is stale, or was joining when the pool was
+    /// closed, gets every write from now on, and is to be resynced.
     ///
     /// # Errors
-    /// As [`Mirror::assemble`].
+    /// As [`Mirror::assemble`] and [`Mirror::resume_stale`].
     pub fn assemble<V: VerifyPool>(
         self,
         degraded: bool,
@@ -65,6 +65,7 @@ impl LockedPaths {
             }
             PoolStore::take(path)?.with(kind)
         })?;
+        mirror.resume_stale(verifier)?;
         Ok(mirror)
     }
 }
@@ -421,34 +422,4 @@ pub fn take_new(
     }
     store.prepare()?;
     Ok(NamedCopy { directory: Some(store), path: real })
-}
-
-/// Makes an empty directory, or an empty disk, the second copy of a pool that is not open, and
-/// resyncs it. With `consent`, other data on the disk are overwritten. `progress` is called with
-/// the bytes compared and the total.
-///
-/// # Errors
-/// If another process has one of them open, or as [`attach::attach`].
-pub fn attach<V: VerifyPool>(
-    path: &Path,
-    other: &Path,
-    consent: bool,
-    verifier: &V,
-    progress: &mut ResyncProgress<'_>,
-) -> Result<(), V::Error> {
-    if !has_location(path)? {
-        return Err(no_pool(path).into());
-    }
-    if !has_location(other)? {
-        let value = other.display().to_string();
-        let wanted =
-            format!("an empty directory that exists (`mkdir {value}` makes it), or an empty disk");
-        return Err(StoreError::Invalid { field: "EMPTY", value, wanted }.into());
-    }
-    same_kind(path, other, "EMPTY")?;
-    let purpose = if consent { Purpose::Overwrite } else { Purpose::Use };
-    let first = PoolStore::take(path)?;
-    let second = PoolStore::take_for(other, purpose)?;
-    let (path, other) = (first.path().to_owned(), second.path().to_owned());
-    attach::attach(first, &path, second, &other, verifier, progress).map(drop)
 }

@@ -1,7 +1,8 @@
-//! Copies join and leave while the pool is in use.
+//! Copies join, leave and come back while the pool is in use.
 //!
-//! A copy joins with [`Mirror::join`]: from then on it gets every write. A [`Resync`] copies what
-//! is older, in the background and piece by piece; [`Mirror::detach`] removes a copy.
+//! A copy joins with [`Mirror::join`], and a stale one comes back with [`Mirror::resume_stale`]:
+//! from then on it gets every write. A [`Resync`] copies what is older, in the background and piece
+//! by piece; [`Mirror::detach`] removes a copy.
 //!
 //! ```text
 //!              Mirror::join                     Resync::step: all segments are copied
@@ -11,7 +12,7 @@
 //!       ├────────────────────┘ │     ▾                              the copy that       │
 //!       ├───────────────────── │ ── Failed                          replaces it is good │
 //!       └───────────────────── │ ──────────────────────────────────────────────────────┘
-//!                              └─ opening: the cursor is valid
+//!                              └─ opening: the cursor is valid, or the copy was stale
 //! ```
 //!
 //! What is durable, and what an opening does after a crash there:
@@ -20,6 +21,8 @@
 //! | --- | --- | --- |
 //! | join | of the good copies: the new one is their other copy, and not good; or they name it as joining | one that has no label, or no cursor: it is missing |
 //! | join | of the new one: not good, cursor 0 | continues at the cursor |
+//! | resume a stale one | of the good copy: only itself is good | the other one is stale |
+//! | resume a stale one | of that one: not good, cursor 0 | continues at the cursor |
 //! | resync | of the new one: the cursor, after the segments below it are durable | the same |
 //! | it fails | of the good copies: a higher generation, or none joins | the cursor is void |
 //! | finish | of the good copies: the new one is good | the cursor is void: resyncs all of it |
@@ -51,9 +54,10 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// before more are. It costs two writes and two syncs.
 const CURSOR_BYTES: u64 = 256 << 20;
 
-/// The progress of a resync in the background.
+/// The progress of a resync in the background, and the bytes of the segments that the copy had when
+/// it began.
 #[derive(Debug, Default)]
-pub(super) struct ResyncState(Mutex<ResyncStatus>);
+pub(super) struct ResyncState(Mutex<(ResyncStatus, u64)>);
 
 /// The progress of a resync in the background, for users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,14 +73,14 @@ pub struct ResyncStatus {
 }
 
 impl ResyncState {
-    fn lock(&self) -> MutexGuard<'_, ResyncStatus> {
+    fn lock(&self) -> MutexGuard<'_, (ResyncStatus, u64)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that are still to be copied.
+    /// Bytes of segments that are still to be made.
     pub(super) fn left_bytes(&self) -> u64 {
-        let status = self.lock();
-        status.total_bytes.saturating_sub(status.done_bytes)
+        let (status, had_bytes) = &*self.lock();
+        status.total_bytes.saturating_sub(status.done_bytes.max(*had_bytes))
     }
 }
 
@@ -87,9 +91,11 @@ pub enum Resynced {
     Bytes(u64),
     /// The next range is being written by a client: try again soon.
     InFlight,
-    /// All segments are equal, and the copy replaces one of several good copies, which may have the
-    /// only intact version of a block. The caller repairs the others from it before the next step.
-    Copied,
+    /// A copy may have the only intact version of a block: the stale one that is overwritten from
+    /// now on, or the one of several good copies that leaves when the new one is good. The caller
+    /// repairs the good copies from each other, and from the one that is resyncing, before the next
+    /// step.
+    Repair,
     /// The copy is good.
     Complete,
     /// The copy has failed, or was detached.
@@ -108,7 +114,7 @@ pub struct Resync<D: SegmentStore> {
     cursor_bytes: u64,
     /// Bytes since it last became.
     unrecorded: u64,
-    /// Whether [`Resynced::Copied`] was returned, if that is to be.
+    /// Whether [`Resynced::Repair`] was returned, if that is to be.
     is_repaired: bool,
     want: Buffer,
     have: Buffer,
@@ -137,7 +143,8 @@ impl<D: SegmentStore> Mirror<D> {
     pub fn resync_status(&self) -> Option<ResyncStatus> {
         let members = self.0.members();
         let member = members.resyncing().next()?;
-        Some(ResyncStatus { path: member.side.path.clone(), ..self.0.progress.lock().clone() })
+        let status = self.0.progress.lock().0.clone();
+        Some(ResyncStatus { path: member.side.path.clone(), ..status })
     }
 
     /// Adds an empty directory or disk as a copy. With `replaces`, the copy at that path leaves the
@@ -186,7 +193,7 @@ impl<D: SegmentStore> Mirror<D> {
             return Err(doing()(error));
         }
         state.next_slot = member.slot + 1;
-        *shared.progress.lock() = ResyncStatus::default();
+        *shared.progress.lock() = <(ResyncStatus, u64)>::default();
         _ = shared.is_several.set(());
         let failed = members.list().iter().filter(|it| new.find(it.slot).is_none());
         shared.members.update(|_| new.clone());
@@ -382,13 +389,18 @@ impl<D: SegmentStore> Resync<D> {
             self.segment = 0;
         }
         self.tell(files);
-        let is_one_of_several = member.replaces.is_some() && members.good().count() > 1;
+        let is_repair_due = match self.segment {
+            0 if self.offset == 0 => !member.has_joined(),
+            segment if segment == files.len() => {
+                member.replaces.is_some() && members.good().count() > 1
+            }
+            _ => false,
+        };
+        if is_repair_due && !std::mem::replace(&mut self.is_repaired, true) {
+            return Ok(Resynced::Repair);
+        }
         let stepped = match files.get(self.segment) {
             Some(file) => self.copy(member, file),
-            None if is_one_of_several && !self.is_repaired => {
-                self.is_repaired = true;
-                Ok(Resynced::Copied)
-            }
             None => self.finish(member),
         };
         stepped.or_else(|error| {
@@ -406,8 +418,13 @@ impl<D: SegmentStore> Resync<D> {
     /// Publishes the progress.
     fn tell(&self, files: &[Arc<MirrorFile<D>>]) {
         let segment_bytes = files.first().and_then(|file| file.len().ok()).unwrap_or(0);
-        let mut status = self.mirror.0.progress.lock();
-        status.total_bytes = files.len() as u64 * segment_bytes;
+        let total_bytes = files.len() as u64 * segment_bytes;
+        let (status, had_bytes) = &mut *self.mirror.0.progress.lock();
+        if status.total_bytes != total_bytes {
+            status.total_bytes = total_bytes;
+            let had = files.iter().filter(|file| file.side(self.slot).is_some());
+            *had_bytes = had.count() as u64 * segment_bytes;
+        }
         let done = (self.segment as u64).saturating_mul(segment_bytes) + self.offset;
         status.done_bytes = done.min(status.total_bytes);
     }
@@ -440,7 +457,7 @@ impl<D: SegmentStore> Resync<D> {
                 self.offset
             );
         }
-        self.mirror.0.progress.lock().written_bytes += written;
+        self.mirror.0.progress.lock().0.written_bytes += written;
         self.offset = end;
         if self.offset == len {
             self.end_segment(file, len)?;
@@ -456,10 +473,21 @@ impl<D: SegmentStore> Resync<D> {
         }
         (self.segment, self.offset) = (self.segment + 1, 0);
         self.unrecorded += len;
-        if self.unrecorded < self.cursor_bytes {
+        // After the first segment, so that a later opening does not repair the good copies again.
+        if self.unrecorded < self.cursor_bytes && self.segment != 1 {
             return Ok(());
         }
-        self.unrecorded = 0;
+        self.record_cursor()
+    }
+
+    /// Makes the cursor durable: a later opening continues there.
+    ///
+    /// # Errors
+    /// If the label cannot be written.
+    pub fn record_cursor(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.unrecorded) == 0 {
+            return Ok(());
+        }
         let shared = &self.mirror.0;
         let mut state = shared.state();
         let members = shared.members();

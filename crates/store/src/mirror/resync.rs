@@ -1,16 +1,16 @@
-//! Resync: makes one copy equal to the other. Copies a missing file, or everything to a stale copy.
-//! Data that are equal already are not written.
+//! Makes a file of one copy again from another one, and lets a stale copy get every write, before a
+//! resync in the background (`online.rs`) makes it equal.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use blockyard_volume_format::{label, segment_name, superblock};
+use blockyard_volume_format::{label, superblock};
 
-use super::assemble::{failed, has_pool, newest};
+use super::assemble::{failed, newest};
 use super::members::{Member, Members, SLOTS};
-use super::{CopyState, Mirror, Verified, VerifyPool, only};
+use super::{CopyState, Mirror, VerifyPool, only};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::StoreError;
 use crate::{Layout, SegmentStore, StoreFile};
@@ -21,15 +21,9 @@ pub(super) const SUPERBLOCK_BYTES: u64 = superblock::SLOTS * superblock::SLOT_BY
 /// Bytes that are compared and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Bytes between two log lines.
-const LOG_BYTES: u64 = 10 << 30;
-
-/// ResyncProgress callback: bytes compared, and bytes in total.
-pub(super) type ResyncProgress<'t> = dyn FnMut(u64, u64) + 't;
-
-/// Whether a file belongs to the pool, and not to one copy alone.
-fn is_shared(name: &str) -> bool {
-    name == superblock::FILE || name.starts_with("segment-") && !name.ends_with(".new")
+/// Whether a file is a segment of the pool.
+fn is_segment(name: &str) -> bool {
+    name.starts_with("segment-") && !name.ends_with(".new")
 }
 
 /// Returns an error if the superblock of a directory cannot be read any more: its disk is gone, or
@@ -51,19 +45,19 @@ pub(super) fn make_superblock<D: SegmentStore>(directory: &D) -> io::Result<()> 
     }
 }
 
-/// Makes the file `to` equal to `from`, of the same length. Returns the number of bytes written.
-/// Before a chunk is written, and if a whole chunk cannot be read, `check` examines the disk
-/// of `from`: a disk that fails must not replace the data of the other copy by what it returns.
+/// Makes the file `to` equal to `from`, of the same length. Before a chunk is written, and if a
+/// whole chunk cannot be read, `check` examines the disk of `from`: a disk that fails must not
+/// replace the data of the other copy by what it returns.
 fn copy_contents<F: StoreFile, T: StoreFile>(
     from: &F,
     to: &T,
     check: &dyn Fn() -> io::Result<()>,
-) -> io::Result<u64> {
+) -> io::Result<()> {
     let len = from.len()?;
     let memory = Memory::new(CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES.min(len as usize);
     let (mut want, mut have) = (memory.take_beyond(chunk), memory.take_beyond(chunk));
-    let (mut at, mut written, mut lost) = (0, 0, 0);
+    let (mut at, mut lost) = (0, 0);
     while at < len {
         let part = chunk.min((len - at) as usize);
         let (want, have) = (&mut want[..part], &mut have[..part]);
@@ -81,15 +75,11 @@ fn copy_contents<F: StoreFile, T: StoreFile>(
                 let differs = all || have[offset..offset + unit.len()] != *unit;
                 if differs && !unread.contains(&index) {
                     to.write_at(at + offset as u64, &[unit])?;
-                    written += unit.len() as u64;
                 }
             }
         }
         lost += unread.len();
         at += part as u64;
-    }
-    if written > 0 {
-        to.sync()?;
     }
     if lost > 0 {
         tracing::error!(
@@ -97,7 +87,7 @@ fn copy_contents<F: StoreFile, T: StoreFile>(
              keeps what it has there, and a reader recognises damage by the checksums"
         );
     }
-    Ok(written)
+    Ok(())
 }
 
 /// Reads a chunk of a file, unit by unit if it cannot be read as a whole. Returns the units that
@@ -132,49 +122,31 @@ fn copy_file<D: SegmentStore>(
     to.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Makes all files of a directory equal to those of another one, except segments with number
-/// `segments` or above. Returns the number of bytes written.
-fn copy_all<D: SegmentStore>(
-    from: &D,
-    to: &D,
-    segments: usize,
-    progress: &mut ResyncProgress<'_>,
-) -> io::Result<u64> {
-    let end = segment_name(segments);
-    let shared = |names: Vec<String>| -> BTreeSet<String> {
-        let shared = names.into_iter().filter(|name| is_shared(name));
-        shared.filter(|name| name == superblock::FILE || *name < end).collect()
+/// Prepares a copy for a resync: removes segments that the good copy does not have, or that have
+/// another length there, and makes the superblock's file, so that it gets every write from now on.
+/// Returns the number of the first segment that is missing then.
+pub(super) fn prepare_copy<D: SegmentStore>(good: &D, copy: &D) -> io::Result<u64> {
+    let len_of = |directory: &D, name: &str| {
+        directory.open(name)?.map(|file| file.len()).transpose().map(Option::unwrap_or_default)
     };
-    let (wanted, present) = (shared(from.copied_names()?), shared(to.copied_names()?));
-    let (mut written, mut compared, mut logged) = (0, 0, 0);
-    let lengths = wanted.iter().map(|name| from.open(name)?.map_or(Ok(0), |file| file.len()));
-    let total = lengths.sum::<io::Result<u64>>()?;
-    let check = || check_alive(from);
-    for name in &wanted {
-        let Some(source) = from.open(name)? else { continue };
-        let len = source.len()?;
-        match to.open(name)? {
-            Some(target) if target.len()? == len => {
-                written += copy_contents(&source, &target, &check)?
-            }
-            _ => {
-                copy_file(&source, to, name, &check)?;
-                written += len;
-            }
-        }
-        compared += len;
-        progress(compared, total);
-        if compared - logged >= LOG_BYTES {
-            logged = compared;
-            let (title, done, whole) = (to.title(), compared >> 30, total >> 30);
-            tracing::info!("{title}: resync: {done} of {whole} GiB are equal");
+    let segments = |directory: &D| -> io::Result<BTreeSet<String>> {
+        Ok(directory.copied_names()?.into_iter().filter(|name| is_segment(name)).collect())
+    };
+    let (wanted, mut present) = (segments(good)?, segments(copy)?);
+    for name in present.clone() {
+        if !wanted.contains(&name) || len_of(copy, &name)? != len_of(good, &name)? {
+            copy.remove(&name)?;
+            present.remove(&name);
         }
     }
-    for name in present.difference(&wanted) {
-        to.remove(name)?;
+    if copy.open(superblock::FILE)?.is_some() && len_of(copy, superblock::FILE)? < SUPERBLOCK_BYTES
+    {
+        copy.remove(superblock::FILE)?;
     }
-    to.sync_names()?;
-    Ok(written)
+    copy.sync_names()?;
+    make_superblock(copy)?;
+    let missing = wanted.iter().position(|name| !present.contains(name));
+    Ok(missing.map_or(u64::MAX, |number| number as u64))
 }
 
 impl<D: SegmentStore> Mirror<D> {
@@ -225,14 +197,21 @@ impl<D: SegmentStore> Mirror<D> {
 }
 
 impl<D: SegmentStore> Mirror<D> {
-    /// Resyncs the copy `number` from the other one. If it cannot be written, it becomes failed,
-    /// and the pool continues with the other one alone.
-    pub(super) fn resync<V: VerifyPool>(
-        &self,
-        number: usize,
-        verifier: &V,
-        progress: &mut ResyncProgress<'_>,
-    ) -> Result<(), V::Error> {
+    /// Makes a stale copy get every write from now on; a [`Resync`](super::Resync) is to be done
+    /// then. A copy that cannot be written becomes failed. Nothing is done while another copy
+    /// joins, which may replace the stale one: a later opening resyncs it.
+    ///
+    /// # Errors
+    /// If `verifier` cannot open the pool in the good copy. The stale copy, which may be all that
+    /// is left, is unchanged then.
+    pub fn resume_stale<V: VerifyPool>(&self, verifier: &V) -> Result<(), V::Error> {
+        let members = self.0.members();
+        let stale = members.list().iter().find(|it| it.state == CopyState::Stale);
+        let Some(stale) = stale.filter(|_| self.0.writes && members.resyncing().next().is_none())
+        else {
+            return Ok(());
+        };
+        let number = stale.slot;
         let [from, to] = self.ends(number);
         let (source, target) = (from.directory(), to.directory());
         let (title, source_title) = (&to.side.title, &from.side.title);
@@ -241,35 +220,30 @@ impl<D: SegmentStore> Mirror<D> {
         let layout = Layout { align: newest.align, segment_bytes: newest.segment_bytes };
         source.set_layout(layout, false)?;
         tracing::warn!("{title}: this copy is stale; resyncing it from `{source_title}`");
-        self.begin_resync(number);
-        let divided = target.set_layout(layout, false);
-        let segments = source.segments_max().min(target.segments_max());
-        let is_shorter = segments < source.segments_max();
-        let mut ready = divided.map(drop).map_err(V::Error::from);
-        if ready.is_ok() && (is_shorter || has_pool(target)?) {
-            let repaired = self.repair_source(number, segments, verifier);
-            if is_shorter {
-                // There may be data beyond the end of the shorter copy.
-                ready = repaired;
-            } else {
-                repaired?;
-            }
-        }
-        if self.0.members().resyncing().next().is_none() {
-            // A repair could not be written to it.
-            return Ok(());
-        }
-        let written = match ready.and_then(|()| Ok(self.copy(number, segments, progress)?)) {
-            Ok(written) => written,
-            Err(error) => return Ok(self.fail_resync(number, &error)?),
-        };
-        // First the label of the source: if only that is written, the target counts as stale again.
-        self.advance(1 - number, [true, true])?;
-        if let Err(error) = self.end_resync(number) {
+        // From here on `verifier` may read there what is damaged in the good copy.
+        self.0.set_copy(&mut self.0.state(), number, CopyState::Resyncing, None);
+        if let Err(error) = target.set_layout(layout, false) {
             return Ok(self.fail_resync(number, &error)?);
         }
-        tracing::warn!("{title}: the resync is done; {written} bytes were written");
-        Ok(())
+        let segments_max = source.segments_max().min(target.segments_max());
+        match verifier.check_opens(Mirror(Arc::clone(&self.0)), segments_max) {
+            // There may be data beyond the end of the shorter copy.
+            Err(error) if segments_max < source.segments_max() => {
+                return Ok(self.fail_resync(number, &error)?);
+            }
+            Err(error) => {
+                tracing::error!("{source_title}: {error}; the copy at `{title}` is left as it is");
+                return Err(error);
+            }
+            Ok(()) => {}
+        }
+        let gone = StoreError::io(format!("cannot read `{source_title}` any more"));
+        check_alive(source).map_err(gone)?;
+        // From here on the target cannot be used without the source.
+        self.advance(1 - number, only(1 - number))?;
+        let recorded = self.0.record(&self.0.state(), &self.0.members(), &to, Some(0));
+        let begun = recorded.and_then(|()| prepare_copy(source, target));
+        Ok(begun.map(drop).or_else(|error| self.fail_resync(number, &error))?)
     }
 
     /// The source and the target of a resync of the copy `number`. While a mirror is assembled, the
@@ -277,21 +251,6 @@ impl<D: SegmentStore> Mirror<D> {
     fn ends(&self, number: usize) -> [Member<D>; 2] {
         let members = self.0.members();
         [1 - number, number].map(|at| members.find(at).expect("a pair has both numbers").clone())
-    }
-
-    fn begin_resync(&self, number: usize) {
-        self.0.set_copy(&mut self.0.state(), number, CopyState::Resyncing, None);
-    }
-
-    /// Records in the label of the copy `number` that both are good, as the label of the other one
-    /// does already (invariant 3).
-    fn end_resync(&self, number: usize) -> io::Result<()> {
-        let mut state = self.0.state();
-        let new = self.0.members().with_state(number, CopyState::Good);
-        let member = new.find(number).ok_or(io::ErrorKind::NotFound)?;
-        self.0.record(&state, &new, member, None)?;
-        self.0.set_copy(&mut state, number, CopyState::Good, None);
-        Ok(())
     }
 
     /// Continues with the source alone, and records that in its label: whatever the label of the
@@ -309,61 +268,6 @@ impl<D: SegmentStore> Mirror<D> {
         self.advance(1 - number, only(1 - number))?;
         let why = Some(why.to_string());
         self.0.set_copy(&mut self.0.state(), number, CopyState::Failed, why);
-        Ok(())
-    }
-
-    /// Copies the files of the source, except segments with number `segments` or above. Returns the
-    /// number of bytes written.
-    fn copy(
-        &self,
-        number: usize,
-        segments: usize,
-        progress: &mut ResyncProgress<'_>,
-    ) -> Result<u64, StoreError> {
-        debug_assert!(
-            self.0.members().resyncing().any(|it| it.slot == number),
-            "invariant 4: the target of a resync"
-        );
-        let [from, to] = self.ends(number);
-        // From here on the target cannot be used without the source.
-        let recorded = self.0.record(&self.0.state(), &self.0.members(), &to, None);
-        recorded.map_err(failed(&to.side.path))?;
-        let doing = format!("cannot resync `{}` from `{}`", to.side.title, from.side.title);
-        copy_all(from.directory(), to.directory(), segments, progress)
-            .map_err(StoreError::io(doing))
-    }
-
-    /// Before the copy `number` is overwritten: reads everything from the good copy, and repairs
-    /// damaged blocks there from the one that is resyncing. Blocks that have rotted since both were
-    /// equal may still be intact there. Each block or page is verified by its checksum. The pool
-    /// must be within the first `segments` segments.
-    ///
-    /// # Errors
-    /// If the pool on the good copy cannot be opened. The other copy is unchanged then.
-    fn repair_source<V: VerifyPool>(
-        &self,
-        number: usize,
-        segments: usize,
-        verifier: &V,
-    ) -> Result<(), V::Error> {
-        let shared = &self.0;
-        let [from, to] = self.ends(number);
-        let (title, source_title) = (&to.side.title, &from.side.title);
-        let mut alive = Ok(());
-        let verified = verifier.verify(Mirror(Arc::clone(shared)), segments, &mut || {
-            alive = check_alive(from.directory());
-            alive.is_ok()
-        });
-        alive.map_err(StoreError::io(format!("cannot read `{source_title}` any more")))?;
-        let Verified { repaired, damaged } = verified.inspect_err(|error| {
-            tracing::error!("{source_title}: {error}; the copy at `{title}` is left as it is");
-        })?;
-        shared.state().repaired[1 - number] += repaired;
-        if damaged > 0 {
-            tracing::error!(
-                "{source_title}: {damaged} blocks or pages are damaged, and in `{title}` too"
-            );
-        }
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use blockyard_core::Status;
-use blockyard_store::mirror::Mirror;
 use blockyard_store::mirror::assemble::{NamedCopy, Terms};
+use blockyard_store::mirror::{Mirror, Resync, Resynced};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::simulated_store::SimulatedStore;
 use blockyard_volume::committer::{Committer, Turn};
@@ -248,7 +248,30 @@ pub(crate) fn assemble(
         NamedCopy { directory: first, path: "a".into() },
         NamedCopy { directory: second, path: "b".into() },
     ];
-    Mirror::assemble(given, terms, &PoolVerifier)
+    let mirror = Mirror::assemble(given, terms, &PoolVerifier)?;
+    mirror.resume_stale(&PoolVerifier)?;
+    Ok(mirror)
+}
+
+/// The resync to be done, whose cursor becomes durable often.
+pub(crate) fn resync(fixture: &Fixture) -> Option<Resync<SimulatedStore>> {
+    let resync = fixture.pool.segments().directory().resync_in_background()?;
+    Some(resync.with_cursor_bytes(u64::from(fixture.pool.segments().bytes()) * 2))
+}
+
+/// Takes steps of a resync to its end, if one is to be done.
+///
+/// # Panics
+/// If the copy fails.
+pub(crate) fn finish_resync(fixture: &Fixture) {
+    let Some(mut resync) = resync(fixture) else { return };
+    loop {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Repair => {}
+            Resynced::Complete => return fixture.pool.segments().renew(),
+            Resynced::Ended => panic!("the copy has failed"),
+        }
+    }
 }
 
 /// The store of a shape: one copy, or two assembled.

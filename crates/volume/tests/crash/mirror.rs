@@ -4,19 +4,20 @@
 use std::collections::BTreeMap;
 
 use blockyard_core::Status;
-use blockyard_store::mirror::Mirror;
-use blockyard_store::mirror::assemble::{NamedCopy, Terms};
+use blockyard_store::mirror::Resynced;
+use blockyard_store::mirror::assemble::Terms;
 use blockyard_store::{
     CopiesError, SegmentFiles as _, SegmentStore as _, StoreError, StoreFile as _, is_short,
 };
 use blockyard_testing::directory::{Medium, SimulatedDirectory};
 use blockyard_testing::seed::Seed;
 use blockyard_testing::simulated_store::{FaultPlan, SimulatedStore, When};
-use blockyard_volume::{PoolVerifier, VolumeError};
+use blockyard_volume::VolumeError;
 use blockyard_volume_format::catalogue::Change;
+use blockyard_volume_format::segment_name;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
-use crate::fixture::{Fixture, Shape, Step, USE, assemble, format, pair};
+use crate::fixture::{Fixture, Shape, Step, USE, assemble, finish_resync, format, pair, resync};
 use crate::{look_everywhere, shape, work};
 
 const DEGRADED: Terms = Terms::Use { degraded: true };
@@ -162,8 +163,11 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
         drop(fixture);
         let every = |moment: usize, found: &SimulatedDirectory, random: &mut fastrand::Rng| {
             let mut under: Medium = found.medium();
-            let first = Fixture::open(found, &shape).contents();
+            let mut fixture = Fixture::open(found, &shape);
+            let first = fixture.contents();
             history.check(moment, &first);
+            finish_resync(&fixture);
+            drop(fixture);
             for change in found.changes() {
                 under.apply(&change);
                 let again = under.cut(|_, count| random.usize(..count));
@@ -195,9 +199,19 @@ fn with_a_stale_copy(shape: &Shape, random: &mut fastrand::Rng) -> (Fixture, usi
     (fixture, stale)
 }
 
+/// Takes steps of a resync until it ends or fails.
+fn try_resync(fixture: &Fixture) -> Result<(), StoreError> {
+    let Some(mut resync) = resync(fixture) else { return Ok(()) };
+    while !matches!(
+        resync.step(&fixture.pool.segments().files())?,
+        Resynced::Complete | Resynced::Ended
+    ) {}
+    Ok(())
+}
+
 /// Regression: an opening did not end when a copy died during its resync. One of the copies dies
-/// after every number of operations of an opening: the opening ends. It fails only if the copy died
-/// that had all data. When the copy is back, the pool has all data.
+/// after every number of operations of an opening and the resync after it: both end. They fail only
+/// if the copy died that had all data. When the copy is back, the pool has all data.
 #[test]
 fn a_copy_that_dies_while_one_is_resynced_stops_nothing() {
     let seed = Seed::from_env();
@@ -221,12 +235,18 @@ fn a_copy_that_dies_while_one_is_resynced_stops_nothing() {
                 });
                 let opened = assemble(pair.clone().map(Some), USE)
                     .and_then(|store| Fixture::of(store, &directory, &shape));
+                let resynced = opened.and_then(|mut fixture| {
+                    try_resync(&fixture)?;
+                    assert_eq!(fixture.contents(), wanted);
+                    Ok(())
+                });
                 let has_died = pair[dead].operations() > operations;
-                match opened {
-                    Ok(mut fixture) => assert_eq!(fixture.contents(), wanted),
-                    Err(error) => assert!(dead != stale, "after {operations}: {error}"),
+                if let Err(error) = resynced {
+                    assert!(dead != stale, "after {operations}: {error}");
                 }
                 let mut fixture = Fixture::open(&directory, &shape);
+                assert_eq!(fixture.contents(), wanted, "copy {dead} after {operations}");
+                finish_resync(&fixture);
                 assert_eq!(fixture.contents(), wanted, "copy {dead} after {operations}");
                 assert_eq!(status(&fixture).1, [true, true]);
                 if !has_died {
@@ -248,22 +268,81 @@ fn zeros_of_a_dead_disk_do_not_replace_a_stale_copy() {
     let directory = fixture.directory.clone();
     drop(fixture);
     let sides = ["a/", "b/"];
-    let pair = pair(&directory, shape.depth);
-    let given = [0, 1]
-        .map(|at| NamedCopy { directory: Some(pair[at].clone()), path: ["a", "b"][at].into() });
-    let mut before = None;
-    let assembled = Mirror::assemble_with_progress(given, USE, &PoolVerifier, &mut |_, _| {
-        before.get_or_insert_with(|| files(&directory, sides[stale]));
-        for name in files(&directory, sides[1 - stale]).keys() {
-            let file = directory.open(name).unwrap();
-            file.write_at(0, &vec![0; file.len() as usize]).unwrap();
-        }
-    });
-    drop(assembled);
-    let before = before.expect("the resync has compared a file");
+    let (fixture, _) = opened(&directory, &shape);
+    let before = files(&directory, sides[stale]);
+    for name in files(&directory, sides[1 - stale]).keys() {
+        let file = directory.open(name).unwrap();
+        file.write_at(0, &vec![0; file.len() as usize]).unwrap();
+    }
+    _ = try_resync(&fixture);
+    assert!(!status(&fixture).1[stale]);
     let after = files(&directory, sides[stale]);
     let differ = before.iter().filter(|(name, bytes)| after.get(*name) != Some(bytes));
     assert_eq!(differ.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), [""; 0]);
+}
+
+/// Damages a copy in one way.
+fn damage(directory: &SimulatedDirectory, side: &str, way: u8, random: &mut fastrand::Rng) {
+    let all = files(directory, side);
+    let segments: Vec<&String> = all.keys().filter(|name| name.contains("segment-")).collect();
+    let segment = segments[random.usize(..segments.len())];
+    let superblock = format!("{side}superblock");
+    let make = |name: &str, bytes: &[u8]| {
+        directory.create(name, bytes.len() as u64, 512).write_at(0, bytes).unwrap();
+    };
+    match way {
+        0 => directory.remove(segment),
+        1 => {
+            directory.remove(segment);
+            make(segment, &all[segment][..all[segment].len() / 2]);
+        }
+        // The files between would be missing.
+        2 => make(&format!("{side}{}", segment_name(200)), &all[segment]),
+        3 => directory.remove(&superblock),
+        4 => make(&superblock, &vec![7; all[&superblock].len()]),
+        _ => {
+            let mut bytes = all[segment].clone();
+            random.fill(&mut bytes);
+            make(segment, &bytes);
+        }
+    }
+    directory.settle();
+}
+
+/// A copy that comes back is damaged, or has files that the pool does not have: it is made equal
+/// all the same, and is then sufficient alone.
+#[test]
+fn a_stale_copy_that_is_damaged_is_made_equal() {
+    for stream in 32_300..32_324 {
+        let _watch = Seed::from_env().watch(&format!("stream {stream}"));
+        let mut random = Seed::from_env().rng(stream);
+        let shape = mirrored(&mut random);
+        let (mut fixture, stale) = with_a_stale_copy(&shape, &mut random);
+        let wanted = fixture.contents();
+        let directory = fixture.directory.clone();
+        drop(fixture);
+        directory.settle();
+        let sides = ["a/", "b/"];
+        damage(&directory, sides[stale], (stream % 6) as u8, &mut random);
+        let (mut fixture, _) = opened(&directory, &shape);
+        assert_eq!(fixture.contents(), wanted);
+        work(&mut fixture, &mut random, &shape, 2);
+        finish_resync(&fixture);
+        let wanted = fixture.contents();
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        assert_eq!(status(&fixture).1, [true, true]);
+        drop(fixture);
+        let contents = |side: &str| -> BTreeMap<String, Vec<u8>> {
+            let all = files(&directory, side).into_iter();
+            let own = all.map(|(name, bytes)| (name[2..].to_owned(), bytes));
+            own.filter(|(name, _)| name != "copy").collect()
+        };
+        assert!(contents("a/") == contents("b/"), "they differ");
+        let mut alone = pair(&directory, shape.depth).map(Some);
+        alone[1 - stale] = None;
+        let store = assemble(alone, DEGRADED).unwrap();
+        assert_eq!(Fixture::of(store, &directory, &shape).unwrap().contents(), wanted);
+    }
 }
 
 /// One copy loses or misdirects writes, or misdirects or fails reads: a read always returns what
@@ -346,6 +425,7 @@ fn rot_in_one_copy_is_put_right() {
             }
             let (mut fixture, _) = opened(&directory, &shape);
             assert_eq!(fixture.contents(), wanted, "{side}{name}");
+            finish_resync(&fixture);
             if is_read {
                 mended += status(&fixture).0;
             }
@@ -484,6 +564,7 @@ fn a_stale_copy_is_never_treated_as_current() {
         // The stale copy is resynced, and is then sufficient alone.
         replace(&directory, gone, &old);
         let (mut fixture, _) = opened(&directory, &shape);
+        finish_resync(&fixture);
         assert_eq!((fixture.contents(), status(&fixture).1), (wanted.clone(), [true, true]));
         drop(fixture);
         let store = assemble(only(1 - alone), DEGRADED).unwrap();
@@ -507,6 +588,7 @@ fn a_copy_that_is_not_complete_is_refused_alone() {
     directory.settle();
     let mut medium = directory.medium();
     let mut fixture = opened(&directory, &shape).0;
+    finish_resync(&fixture);
     assert_eq!(fixture.contents(), wanted);
     drop(fixture);
     let mut refused = 0;

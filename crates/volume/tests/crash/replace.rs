@@ -1,6 +1,7 @@
-//! A copy joins a pool in use, is resynced, replaces another one or is detached, while clients
-//! write, and the power is cut after any operation of the disk: the pool has everything that was
-//! durable, in each good copy, and a copy that is half resynced is never believed.
+//! A copy joins a pool in use or comes back, is resynced, replaces another one or is detached,
+//! while clients write, and the power is cut after any operation of the disk: the pool has
+//! everything that was durable, in each good copy, and a copy that is half resynced is never
+//! believed.
 #![allow(clippy::disallowed_types)] // A hook of a test shares the fixture with it.
 
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use blockyard_core::Status;
 use blockyard_store::mirror::assemble::{NamedCopy, Terms, successor};
-use blockyard_store::mirror::{CopyState, Resync, Resynced};
+use blockyard_store::mirror::{CopyState, Resynced};
 use blockyard_store::{Mirror, SegmentFiles as _, SegmentStore as _, StoreError, StoreFile as _};
 use blockyard_testing::directory::SimulatedDirectory;
 use blockyard_testing::seed::Seed;
@@ -17,7 +18,7 @@ use blockyard_volume::{PoolVerifier, VolumeError};
 use blockyard_volume_format::label::{self, Label};
 use blockyard_volume_format::segment_name;
 
-use crate::fixture::{Fixture, Shape, Step, Store, USE, format, store};
+use crate::fixture::{Fixture, Shape, Step, Store, USE, finish_resync, format, resync};
 use crate::{shape, work};
 
 /// The copy at a path: `pool` is the only copy of a pool that began with one.
@@ -71,24 +72,8 @@ fn reopen(
         let missing = || StoreError::NoPool { path: path.to_owned(), why: "missing".to_owned() };
         given.directory.ok_or_else(missing)
     })?;
+    store.resume_stale(&PoolVerifier)?;
     Ok(store)
-}
-
-fn resync(fixture: &Fixture) -> Option<Resync<SimulatedStore>> {
-    let resync = fixture.pool.segments().directory().resync_in_background()?;
-    Some(resync.with_cursor_bytes(u64::from(fixture.pool.segments().bytes()) * 2))
-}
-
-/// Takes steps of a resync to its end.
-fn finish(fixture: &Fixture) {
-    let Some(mut resync) = resync(fixture) else { return };
-    loop {
-        match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Copied => {}
-            Resynced::Complete => return fixture.pool.segments().renew(),
-            Resynced::Ended => panic!("the copy has failed"),
-        }
-    }
 }
 
 /// Takes steps of a resync, with work of clients in between. Returns whether the copy is good.
@@ -99,7 +84,7 @@ fn resync_and_work(fixture: &mut Fixture, shape: &Shape, random: &mut fastrand::
             work(fixture, random, shape, 1);
         }
         match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Copied => {}
+            Resynced::Bytes(_) | Resynced::InFlight | Resynced::Repair => {}
             Resynced::Complete => {
                 fixture.pool.segments().renew();
                 return true;
@@ -120,20 +105,32 @@ enum Case {
     ReplaceOnly,
     /// The second one of two copies is replaced.
     Replace,
+    /// The second one of two copies has failed, and comes back at the next opening.
+    Return,
 }
 
-const CASES: [Case; 4] = [Case::Attach, Case::Move, Case::ReplaceOnly, Case::Replace];
+const CASES: [Case; 5] = [Case::Attach, Case::Move, Case::ReplaceOnly, Case::Replace, Case::Return];
 
 impl Case {
     /// The path of the copy that a configuration names.
     fn path(self) -> &'static str {
-        if self == Case::Replace { "a" } else { "pool" }
+        if self.is_pair() { "a" } else { "pool" }
+    }
+
+    /// Whether the pool has two copies at first.
+    fn is_pair(self) -> bool {
+        matches!(self, Case::Replace | Case::Return)
+    }
+
+    /// The path of the copy that is resynced.
+    fn new_path(self) -> &'static str {
+        if self == Case::Return { "b" } else { "c" }
     }
 
     /// The path of the copy that the new one replaces.
     fn replaces(self) -> Option<&'static str> {
         match self {
-            Case::Attach | Case::Move => None,
+            Case::Attach | Case::Move | Case::Return => None,
             Case::ReplaceOnly => Some("pool"),
             Case::Replace => Some("b"),
         }
@@ -145,12 +142,13 @@ impl Case {
             Case::Attach => &["pool", "c"],
             Case::Move | Case::ReplaceOnly => &["c"],
             Case::Replace => &["a", "c"],
+            Case::Return => &["a", "b"],
         }
     }
 }
 
 fn shape_of(case: Case, random: &mut fastrand::Rng) -> Shape {
-    let mut shape = Shape { mirror: case == Case::Replace, ..shape(random) };
+    let mut shape = Shape { mirror: case.is_pair(), ..shape(random) };
     shape.options.segments_max = 24;
     shape
 }
@@ -159,6 +157,41 @@ fn join(fixture: &Fixture, case: Case, new: SimulatedStore) {
     let given = NamedCopy { directory: Some(new), path: "c".into() };
     let mirror = fixture.pool.segments().directory();
     mirror.join(given, case.replaces().map(AsRef::as_ref)).unwrap();
+}
+
+/// A pool with its first copies, of which nothing has been used yet.
+fn first(directory: &SimulatedDirectory, shape: &Shape) -> Fixture {
+    format(directory, shape);
+    Fixture::open(directory, shape)
+}
+
+/// Opens the pool as [`reopen`] does.
+fn reopened(
+    directory: &SimulatedDirectory,
+    shape: &Shape,
+    path: &str,
+) -> Result<Fixture, VolumeError> {
+    Fixture::of(reopen(directory, shape, path, USE)?, directory, shape)
+}
+
+/// Begins a resync: the new copy joins, or the second one fails and comes back.
+fn begin(mut fixture: Fixture, case: Case, shape: &Shape, random: &mut fastrand::Rng) -> Fixture {
+    let directory = fixture.directory.clone();
+    if case != Case::Return {
+        join(&fixture, case, copy(&directory, shape, case.new_path()));
+        return fixture;
+    }
+    let failed_writes = When::After(0);
+    open_copy(&fixture, "b").set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
+    work(&mut fixture, random, shape, 4);
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: true }), Status::Ok);
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    let history = fixture.history.clone();
+    drop(fixture);
+    let mut fixture = reopened(&directory, shape, case.path()).unwrap();
+    assert!(resync(&fixture).is_some(), "the copy has failed");
+    fixture.history = history;
+    fixture
 }
 
 /// Each copy that an opening believes when the others are missing has the same contents.
@@ -187,11 +220,11 @@ fn check_alone(found: &SimulatedDirectory, shape: &Shape, opened: &mut Fixture) 
     }
 }
 
-/// Whether the copy at `c` says that it has everything.
-fn is_new_good(directory: &SimulatedDirectory, shape: &Shape) -> bool {
-    let names = copy(directory, shape, "c").names().unwrap();
+/// Whether the new copy says that it has everything.
+fn is_new_good(directory: &SimulatedDirectory, shape: &Shape, case: Case) -> bool {
+    let names = copy(directory, shape, case.new_path()).names().unwrap();
     let is_pool = names.iter().any(|name| name.as_str() == "superblock");
-    match label_of(directory, shape, "c") {
+    match label_of(directory, shape, case.new_path()) {
         Some(label) => label.is_good(),
         None => is_pool,
     }
@@ -203,10 +236,9 @@ fn cut_everywhere(case: Case, stream: u64) {
     let directory = SimulatedDirectory::default();
     format(&directory, &shape);
     let mut medium = directory.medium();
-    let first = store(&directory, &shape, USE).unwrap();
-    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let mut fixture = Fixture::open(&directory, &shape);
     work(&mut fixture, &mut random, &shape, 6);
-    join(&fixture, case, copy(&directory, &shape, "c"));
+    let mut fixture = begin(fixture, case, &shape, &mut random);
     assert!(resync_and_work(&mut fixture, &shape, &mut random));
     if case == Case::Move {
         fixture.pool.segments().directory().detach("pool".as_ref()).unwrap();
@@ -222,17 +254,16 @@ fn cut_everywhere(case: Case, stream: u64) {
     drop(fixture);
     let look = |moment: usize, found: &SimulatedDirectory| {
         // A half-resynced copy is never opened alone.
-        if !is_new_good(found, &shape) && label_of(found, &shape, "c").is_some() {
-            let alone =
-                [named(found, &shape, "c"), NamedCopy { directory: None, path: "x".into() }];
+        if !is_new_good(found, &shape, case) && label_of(found, &shape, case.new_path()).is_some() {
+            let missing = NamedCopy { directory: None, path: "x".into() };
+            let alone = [named(found, &shape, case.new_path()), missing];
             let terms = Terms::Use { degraded: true };
             assert!(Mirror::assemble(alone, terms, &PoolVerifier).is_err(), "at {moment}");
         }
-        let opened = reopen(found, &shape, case.path(), USE);
-        let opened = opened.and_then(|store| Fixture::of(store, found, &shape));
+        let opened = reopened(found, &shape, case.path());
         let mut opened = opened.unwrap_or_else(|error| panic!("{case:?} at {moment}: {error}"));
         history.check(moment, &opened.contents());
-        finish(&opened);
+        finish_resync(&opened);
         history.check(moment, &opened.contents());
         check_alone(found, &shape, &mut opened);
     };
@@ -268,12 +299,10 @@ fn a_new_copy_that_fails_is_not_believed() {
             let mut random = Seed::from_env().rng(stream);
             let shape = shape_of(case, &mut random);
             let directory = SimulatedDirectory::default();
-            format(&directory, &shape);
-            let first = store(&directory, &shape, USE).unwrap();
-            let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+            let mut fixture = first(&directory, &shape);
             work(&mut fixture, &mut random, &shape, 8);
-            let new = copy(&directory, &shape, "c");
-            join(&fixture, case, new.clone());
+            let mut fixture = begin(fixture, case, &shape, &mut random);
+            let new = open_copy(&fixture, case.new_path());
             let after = When::After(random.u64(..40));
             new.set_faults(match random.bool() {
                 true => FaultPlan { failed_writes: after, ..FaultPlan::default() },
@@ -284,7 +313,7 @@ fn a_new_copy_that_fails_is_not_believed() {
             }
             failed += 1;
             let status = fixture.pool.segments().directory().copy_status();
-            let new_state = status.iter().find(|copy| copy.path == "c").unwrap().state;
+            let new_state = status.iter().find(|copy| copy.path == case.new_path()).unwrap().state;
             assert_eq!(new_state, CopyState::Failed);
             work(&mut fixture, &mut random, &shape, 4);
             assert!(!fixture.pool.is_latched());
@@ -292,14 +321,19 @@ fn a_new_copy_that_fails_is_not_believed() {
             assert_eq!(fixture.take(Step::Flush), Status::Ok);
             drop(fixture);
             new.set_faults(FaultPlan::default());
-            let store = reopen(&directory, &shape, case.path(), USE).unwrap();
-            let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+            let mut fixture = reopened(&directory, &shape, case.path()).unwrap();
             assert_eq!(fixture.contents(), wanted);
+            if case.replaces().is_none() {
+                let first = resync(&fixture).unwrap().step(&fixture.pool.segments().files());
+                assert_eq!(first.unwrap(), Resynced::Repair, "it begins again: the cursor is void");
+                finish_resync(&fixture);
+                check_alone(&directory, &shape, &mut fixture);
+                continue;
+            }
             assert!(resync(&fixture).is_none(), "the cursor is void");
             // A configuration may name the new copy already.
             drop(fixture);
-            if let Ok(store) = reopen(&directory, &shape, "c", USE) {
-                let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+            if let Ok(mut fixture) = reopened(&directory, &shape, case.new_path()) {
                 assert!(resync(&fixture).is_none(), "{case:?}: the cursor is void");
                 assert_eq!(fixture.contents(), wanted);
             }
@@ -331,8 +365,7 @@ fn a_replaced_copy_is_not_believed_before_its_label_says_so() {
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);
         let mut medium = directory.medium();
-        let first = store(&directory, &shape, USE).unwrap();
-        let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+        let mut fixture = Fixture::open(&directory, &shape);
         work(&mut fixture, &mut random, &shape, 4);
         let old = open_copy(&fixture, case.replaces().unwrap());
         join(&fixture, case, copy(&directory, &shape, "c"));
@@ -389,9 +422,7 @@ fn a_repair_from_a_resyncing_copy_overwrites_no_newer_write() {
     let mut random = Seed::from_env().rng(66_000);
     let shape = shape_of(Case::Attach, &mut random);
     let directory = SimulatedDirectory::default();
-    format(&directory, &shape);
-    let first = store(&directory, &shape, USE).unwrap();
-    let fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let fixture = first(&directory, &shape);
     let segments = fixture.pool.segments();
     let new = copy(&directory, &shape, "c");
     join(&fixture, Case::Attach, new.clone());
@@ -427,41 +458,101 @@ fn a_repair_from_a_resyncing_copy_overwrites_no_newer_write() {
 /// A resync goes on where it was: an opening compares only what is above the cursor.
 #[test]
 fn a_resync_continues_at_its_cursor() {
-    let mut random = Seed::from_env().rng(63_000);
-    let shape = shape_of(Case::Attach, &mut random);
-    let directory = SimulatedDirectory::default();
-    format(&directory, &shape);
-    let first = store(&directory, &shape, USE).unwrap();
-    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
-    work(&mut fixture, &mut random, &shape, 20);
-    join(&fixture, Case::Attach, copy(&directory, &shape, "c"));
-    let mut resync = resync(&fixture).unwrap();
-    let segment_bytes = u64::from(fixture.pool.segments().bytes());
-    let mut done = 0;
-    while done < 4 * segment_bytes {
-        match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(bytes) => done += bytes,
-            other => panic!("{other:?}"),
+    for case in [Case::Attach, Case::Return] {
+        let mut random = Seed::from_env().rng(63_000);
+        let shape = shape_of(case, &mut random);
+        let directory = SimulatedDirectory::default();
+        let mut fixture = first(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 20);
+        let mut fixture = begin(fixture, case, &shape, &mut random);
+        let mut resync = resync(&fixture).unwrap();
+        let segment_bytes = u64::from(fixture.pool.segments().bytes());
+        let mut done = 0;
+        while done < 3 * segment_bytes {
+            match resync.step(&fixture.pool.segments().files()).unwrap() {
+                Resynced::Bytes(bytes) => done += bytes,
+                other => assert_eq!((other, done, case), (Resynced::Repair, 0, Case::Return)),
+            }
+        }
+        let wanted = fixture.contents();
+        // The process is killed: nothing is closed.
+        let found = directory.medium().kill();
+        let mut fixture = reopened(&found, &shape, case.path()).unwrap();
+        let mut resync = crate::fixture::resync(&fixture).unwrap();
+        let count = fixture.pool.segments().files().len() as u64;
+        let mut compared = 0;
+        loop {
+            match resync.step(&fixture.pool.segments().files()).unwrap() {
+                Resynced::Bytes(bytes) => compared += bytes,
+                Resynced::Complete => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(compared, (count - 3) * segment_bytes, "{case:?}");
+        assert_eq!(fixture.contents(), wanted);
+        check_alone(&found, &shape, &mut fixture);
+    }
+}
+
+/// Regression: the cursor was void for a good copy that was restored from a backup, and the label
+/// of the new copy still had it. After another crash, when the superblocks were equal again, it was
+/// taken for valid.
+#[test]
+fn a_void_cursor_stays_void_after_another_crash() {
+    for case in [Case::Attach, Case::ReplaceOnly] {
+        let mut random = Seed::from_env().rng(69_000);
+        let shape = shape_of(case, &mut random);
+        let directory = SimulatedDirectory::default();
+        let mut fixture = first(&directory, &shape);
+        work(&mut fixture, &mut random, &shape, 20);
+        let mut fixture = begin(fixture, case, &shape, &mut random);
+        let own = |directory: &SimulatedDirectory| -> Vec<(String, Vec<u8>)> {
+            let names = directory.names().into_iter().filter(|name| !name.starts_with("c/"));
+            let content = |name: String| {
+                let file = directory.open(&name).unwrap();
+                let mut bytes = vec![0; file.len() as usize];
+                file.read_at(0, &mut bytes).unwrap();
+                (name, bytes)
+            };
+            names.map(content).collect()
+        };
+        let backup = own(&directory);
+        let mut resync = resync(&fixture).unwrap();
+        for _ in 0..6 {
+            work(&mut fixture, &mut random, &shape, 10);
+            assert!(matches!(
+                resync.step(&fixture.pool.segments().files()),
+                Ok(Resynced::Bytes(_))
+            ));
+        }
+        assert!(label_of(&directory, &shape, "c").unwrap().cursor > Some(2));
+        let found = directory.medium().kill();
+        own(&found).iter().for_each(|(name, _)| found.remove(name));
+        for (name, bytes) in backup {
+            found.create(&name, bytes.len() as u64, 512).write_at(0, &bytes).unwrap();
+        }
+        found.settle();
+        // The process is killed again, after the opening.
+        let opened = reopened(&found, &shape, "pool").unwrap();
+        let found = found.medium().kill();
+        drop(opened);
+        let mut fixture = reopened(&found, &shape, "pool").unwrap();
+        let mut resync = crate::fixture::resync(&fixture).unwrap();
+        let files = fixture.pool.segments().files();
+        let mut compared = 0;
+        loop {
+            match resync.step(&files).unwrap() {
+                Resynced::Bytes(bytes) => compared += bytes,
+                Resynced::Repair => {}
+                other => break assert_eq!(other, Resynced::Complete),
+            }
+        }
+        let segment_bytes = u64::from(fixture.pool.segments().bytes());
+        assert_eq!(compared, files.len() as u64 * segment_bytes, "{case:?}");
+        if case == Case::Attach {
+            check_alone(&found, &shape, &mut fixture);
         }
     }
-    let wanted = fixture.contents();
-    // The process is killed: nothing is closed.
-    let found = directory.medium().kill();
-    let store = reopen(&found, &shape, "pool", USE).unwrap();
-    let mut fixture = Fixture::of(store, &found, &shape).unwrap();
-    let mut resync = self::resync(&fixture).unwrap();
-    let count = fixture.pool.segments().files().len() as u64;
-    let mut compared = 0;
-    loop {
-        match resync.step(&fixture.pool.segments().files()).unwrap() {
-            Resynced::Bytes(bytes) => compared += bytes,
-            Resynced::Complete => break,
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(compared, (count - 4) * segment_bytes);
-    assert_eq!(fixture.contents(), wanted);
-    check_alone(&found, &shape, &mut fixture);
 }
 
 /// Regression: a failed copy that another one replaced was not told so. A configuration that still
@@ -471,16 +562,14 @@ fn a_failed_copy_that_was_replaced_leads_to_the_pool() {
     let mut random = Seed::from_env().rng(67_000);
     let shape = shape_of(Case::Replace, &mut random);
     let directory = SimulatedDirectory::default();
-    format(&directory, &shape);
-    let first = store(&directory, &shape, USE).unwrap();
-    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let mut fixture = first(&directory, &shape);
     let failed_writes = When::Only(1);
     open_copy(&fixture, "b").set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
     assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: true }), Status::Ok);
     let states = fixture.pool.segments().directory().copy_status();
     assert_eq!(states[1].state, CopyState::Failed);
     join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
-    finish(&fixture);
+    finish_resync(&fixture);
     let wanted = fixture.contents();
     drop(fixture);
     assert!(label_of(&directory, &shape, "b").unwrap().is_detached());
@@ -495,9 +584,7 @@ fn a_cursor_is_void_for_a_copy_that_failed_meanwhile() {
     let mut random = Seed::from_env().rng(68_000);
     let shape = shape_of(Case::Replace, &mut random);
     let directory = SimulatedDirectory::default();
-    format(&directory, &shape);
-    let first = store(&directory, &shape, USE).unwrap();
-    let mut fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let mut fixture = first(&directory, &shape);
     work(&mut fixture, &mut random, &shape, 20);
     join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
     let mut resync = resync(&fixture).unwrap();
@@ -520,7 +607,7 @@ fn a_cursor_is_void_for_a_copy_that_failed_meanwhile() {
     store.resume_joining(|path| Ok(copy(&found, &shape, path.to_str().unwrap()))).unwrap();
     let mut fixture = Fixture::of(store, &found, &shape).unwrap();
     let (wanted, segments) = (fixture.contents(), fixture.pool.segments().files().len() as u64);
-    let mut resync = self::resync(&fixture).unwrap();
+    let mut resync = crate::fixture::resync(&fixture).unwrap();
     let mut compared = 0;
     while let Resynced::Bytes(bytes) = resync.step(&fixture.pool.segments().files()).unwrap() {
         compared += bytes;
@@ -535,9 +622,7 @@ fn copies_that_cannot_join_or_leave_are_refused() {
     let mut random = Seed::from_env().rng(64_000);
     let shape = shape_of(Case::Replace, &mut random);
     let directory = SimulatedDirectory::default();
-    format(&directory, &shape);
-    let first = store(&directory, &shape, USE).unwrap();
-    let fixture = Fixture::of(first, &directory, &shape).unwrap();
+    let fixture = first(&directory, &shape);
     let mirror = fixture.pool.segments().directory();
     let refused = |path: &str, replaces: Option<&str>| {
         mirror.check_join(path.as_ref(), replaces.map(AsRef::as_ref)).unwrap_err().to_string()

@@ -6,11 +6,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use blockyard_core::{Flags, Sector};
-use blockyard_store::mirror::locations::attach;
 use blockyard_store::{PoolPaths, is_pool};
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{Options, PoolVerifier, Running, Volume, VolumeConfig};
+use blockyard_volume::{Options, Running, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
 
 fn place(name: &str) -> TempDir {
@@ -231,14 +230,17 @@ fn neither_copy_is_made_among_other_files() {
     assert!(error.contains("it holds `lock`") && !is_pool(&first).unwrap(), "{error}");
     assert_eq!(held(&second), before);
     drop(Running::open(&first, options()).unwrap());
-    let error =
-        attach(&first, &second, true, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string();
+    let attach = |consent| {
+        let running = Running::open(&first, options()).unwrap();
+        running.attach(&second, None, consent).inspect(|()| running.wait_for_resync())
+    };
+    let error = attach(true).unwrap_err().to_string();
     assert!(error.contains("it holds `lock`"), "{error}");
     assert_eq!(held(&second), before);
     // The failed `attach` changed nothing: the pool still has one copy.
     drop(Running::open(&first, options()).unwrap());
     fs::remove_file(second.join("lock")).unwrap();
-    attach(&first, &second, false, &PoolVerifier, &mut |_, _| {}).unwrap();
+    attach(false).unwrap();
     fs::write(second.join("notes"), "mine\n").unwrap();
     drop(Running::open_places(&both, options()).unwrap());
 }

@@ -205,8 +205,8 @@ fn good(volume: &Volume) -> Vec<bool> {
 }
 
 /// Makes disk 1 stale, opens the pool, and loses one of the disks after a random number of its
-/// reads and writes, below `most`. If the opening ends before that, returns the number that it
-/// took.
+/// reads and writes, below `most`, in the opening or in the resync after it. If the resync ends
+/// before that, returns the number that both took.
 fn lose_while_resynced(place: &TempDir, number: u64, most: u64) -> Option<u64> {
     let mut random = fastrand::Rng::with_seed(number);
     let pair = Arc::new(Pair::new(place));
@@ -223,27 +223,39 @@ fn lose_while_resynced(place: &TempDir, number: u64, most: u64) -> Option<u64> {
     let lost = (number % 2) as usize;
     let before = pair.completed(lost);
     let threshold = before + random.u64(..most);
-    let mut is_lost = false;
-    let opened = open_watched(&pair, false, || {
-        if !is_lost && pair.completed(lost) >= threshold {
+    let is_lost = AtomicBool::new(false);
+    let lose_if_due = || {
+        if !is_lost.load(Ordering::Relaxed) && pair.completed(lost) >= threshold {
             pair.devices[lost].limit(SECTOR);
-            is_lost = true;
+            is_lost.store(true, Ordering::Relaxed);
         }
-    });
-    let took = (!is_lost).then(|| pair.completed(lost) - before);
-    if !is_lost {
+    };
+    let opened = open_watched(&pair, false, lose_if_due);
+    if let Ok(volume) = &opened {
+        // Without the disk that has all data, a resync is tried again until the pool is closed.
+        let goes_on = || volume.running().resync_progress().is_some();
+        while goes_on() && !(lost == 0 && is_lost.load(Ordering::Relaxed)) {
+            lose_if_due();
+            std::thread::yield_now();
+        }
+    }
+    let took = (!is_lost.load(Ordering::Relaxed)).then(|| pair.completed(lost) - before);
+    if took.is_some() {
         pair.devices[lost].limit(SECTOR);
     }
     match opened {
-        Ok(volume) => {
+        Ok(volume) if lost == 1 || took.is_some() => {
             write(&volume, &mut model, &mut random);
             expect(&volume, &model);
             assert_eq!(good(&volume), [lost != 0, lost != 1]);
         }
+        Ok(volume) => drop(volume),
         Err(error) => assert_eq!(lost, 0, "disk 0 has all data: {error}"),
     }
     pair.devices[lost].limit(0);
     let volume = open_watched(&pair, false, || {}).unwrap();
+    expect(&volume, &model);
+    volume.running().wait_for_resync();
     expect(&volume, &model);
     assert_eq!(good(&volume), [true, true]);
     took

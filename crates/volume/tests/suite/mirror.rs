@@ -7,15 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector};
-use blockyard_store::mirror::locations::attach;
 use blockyard_store::{
     Commit, CopiesError, PoolPaths, PoolStore, StoreError, StoreKind, StoreLocation,
 };
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{
-    Compression, Options, PoolVerifier, Running, Volume, VolumeConfig, VolumeError,
-};
+use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig, VolumeError};
 use blockyard_volume_admin::check::check;
 use blockyard_volume_admin::scrub::scrub;
 
@@ -41,6 +38,13 @@ fn config(first: &Path, second: &Path) -> VolumeConfig {
 
 fn open(first: &Path, second: &Path) -> Arc<Volume> {
     Volume::open_with(config(first, second), options()).unwrap()
+}
+
+/// Waits for a resync, and checks that both copies are good.
+fn all_good(volume: &Arc<Volume>) {
+    volume.running().wait_for_resync();
+    let copies = volume.running().status().unwrap().copies;
+    assert!(copies.len() == 2 && copies.iter().all(|it| it.state.is_good()), "{copies:?}");
 }
 
 fn refused(config: VolumeConfig) -> CopiesError {
@@ -184,7 +188,8 @@ fn a_copy_that_comes_back_is_made_equal() {
     );
     let volume = open(&second, &first);
     read(&volume, &model);
-    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
+    write(&volume, &mut model, &mut random);
+    all_good(&volume);
     drop(volume);
     assert!(segments(&first) == segments(&second));
     fs::remove_dir_all(&first).unwrap();
@@ -206,8 +211,7 @@ fn a_copy_with_a_hard_linked_label_is_refused() {
     assert!(error.contains("`copy` has 2 names (hard links)"), "{error}");
     assert!(fs::read(&linked).unwrap() == label);
     fs::remove_file(&linked).unwrap();
-    let volume = open(&first, &second);
-    assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
+    all_good(&open(&first, &second));
 }
 
 /// Copies the files of a directory; again from the start if one gets another name meanwhile, as a
@@ -273,7 +277,7 @@ fn a_copy_from_a_backup_of_an_open_pool_is_resynced() {
         );
         let volume = open(&copies[0], &copies[1]);
         read(&volume, &model);
-        assert!(volume.running().status().unwrap().copies.iter().all(|it| it.state.is_good()));
+        all_good(&volume);
         drop(volume);
         assert!(segments(&copies[0]) == segments(&copies[1]), "{what}");
         fs::remove_dir_all(&copies[1 - restored]).unwrap();
@@ -347,8 +351,10 @@ fn damaged_blocks_are_repaired_before_the_other_copy_is_resynced() {
     fs::rename(&away, &second).unwrap();
     let volume = open(&first, &second);
     read(&volume, &model);
+    all_good(&volume);
     let status = volume.running().status().unwrap().copies;
-    assert!(status.iter().all(|it| it.state.is_good()) && status[0].repaired > 100, "{status:?}");
+    assert!(status[0].repaired > 100, "{status:?}");
+    read(&volume, &model);
     drop(volume);
     assert_eq!(check(&first, &mut |_| {}).unwrap().damaged, 0);
     assert_eq!(check(&second, &mut |_| {}).unwrap().damaged, 0);
@@ -421,6 +427,14 @@ fn a_copy_that_goes_while_it_is_used_is_given_up() {
     assert!(error.contains("`label of a copy`"), "{error}");
 }
 
+/// Attaches a copy to a pool that is not open, and waits for its resync.
+fn attach(pool: &Path, new: &Path) -> Result<(), VolumeError> {
+    let running = Running::open(pool, options())?;
+    running.attach(new, None, false)?;
+    running.wait_for_resync();
+    Ok(())
+}
+
 #[test]
 fn a_second_copy_is_attached_and_then_found() {
     let place = place("mirror-attach");
@@ -435,22 +449,13 @@ fn a_second_copy_is_attached_and_then_found() {
     assert!(error.to_string().contains("blockyard volume attach"), "{error}");
     fs::create_dir_all(&second).unwrap();
     fs::write(second.join("unrelated-file"), "").unwrap();
-    let error =
-        attach(&first, &second, false, &PoolVerifier, &mut |_, _| {}).unwrap_err().to_string();
+    let error = attach(&first, &second).unwrap_err().to_string();
     assert!(error.contains("unrelated-file"), "{error}");
     fs::remove_file(second.join("unrelated-file")).unwrap();
-    let mut told = Vec::new();
-    attach(&first, &second, false, &PoolVerifier, &mut |done, total| told.push((done, total)))
-        .unwrap();
-    assert!(told.is_sorted() && told.len() > 2, "{told:?}");
-    let (done, total) = told.pop().unwrap();
-    assert!(done == total && total > SIZE as u64, "{done} of {total}");
+    attach(&first, &second).unwrap();
     fs::create_dir(path("c")).unwrap();
-    let error = attach(&first, &path("c"), false, &PoolVerifier, &mut |_, _| {}).unwrap_err();
-    assert!(
-        matches!(error, VolumeError::Store(StoreError::Copies(CopiesError::Paired { .. }))),
-        "{error}"
-    );
+    let error = attach(&first, &path("c")).unwrap_err().to_string();
+    assert!(error.contains("has two good copies"), "{error}");
     // Either path is sufficient.
     let volume = Volume::open_with(one, options()).unwrap();
     read(&volume, &model);
@@ -462,7 +467,7 @@ fn a_second_copy_is_attached_and_then_found() {
     fs::rename(&first, path("old")).unwrap();
     let alone = PoolPaths { degraded: true, ..PoolPaths::of(&second) };
     drop(Running::open_places(&alone, options()).unwrap());
-    attach(&second, &path("c"), false, &PoolVerifier, &mut |_, _| {}).unwrap();
+    attach(&second, &path("c")).unwrap();
     let volume = open(&path("c"), &second);
     read(&volume, &model);
     drop(volume);

@@ -36,7 +36,7 @@ impl From<CopyStatus> for CopyView {
     }
 }
 
-/// The resync of a copy that has joined a pool in use.
+/// The resync of a copy that has joined a pool in use, or come back.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default)]
 pub struct ResyncView {
@@ -52,6 +52,13 @@ pub struct ResyncView {
     pub limit_bytes: u64,
     /// Whether it is paused by a command.
     pub paused: bool,
+    /// While the good copies are verified and repaired, before anything is copied or before a copy
+    /// leaves: the bytes that were verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified_bytes: Option<u64>,
+    /// How many bytes are to be verified then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to_verify_bytes: Option<u64>,
     /// The seconds until its end at this rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_s: Option<u64>,
@@ -66,6 +73,8 @@ impl From<ResyncProgress> for ResyncView {
             rate_bytes: progress.rate_bytes,
             limit_bytes: progress.limit_bytes,
             paused: progress.is_paused,
+            verified_bytes: progress.verified_bytes.map(|(verified, _)| verified),
+            to_verify_bytes: progress.verified_bytes.map(|(_, all)| all),
             left_s: progress.left_s(),
         }
     }
