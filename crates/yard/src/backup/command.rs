@@ -209,6 +209,10 @@ impl BackupTarget {
         let status = child.wait();
         let Watched { said, timed_out } = watched?;
         let status = status.map_err(start)?;
+        // The command may have ended, and a process that it left kept the pipe open.
+        let is_late = |error: &std::io::Error| error.kind() == ErrorKind::TimedOut;
+        let timed_out =
+            timed_out || matches!(&sent, Err(VolumeError::Pipe(error)) if is_late(error));
         match sent {
             // The target has stored the stream, even if its time ended or the daemon ends now.
             Ok(sent) if status.success() => Ok(TargetDone { bytes: sent.bytes, said }),
