@@ -17,7 +17,8 @@ pub(crate) use faults::{
 };
 pub(crate) use pool::{
     BackupCommand, PoolAttachArgs, PoolCommand, PoolDetachArgs, PoolIostatArgs, PoolListArgs,
-    PoolReplaceArgs, PoolResyncArgs, PoolStatusArgs, PoolsArgs, ResyncOptions, ScriptArgs,
+    PoolPreflightArgs, PoolReplaceArgs, PoolResyncArgs, PoolStatusArgs, PoolsArgs, ResyncOptions,
+    ScriptArgs,
 };
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,

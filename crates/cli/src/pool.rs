@@ -2,6 +2,7 @@
 //! and `zpool iostat`.
 
 pub(crate) mod copies;
+mod preflight;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -39,6 +40,7 @@ pub(crate) fn run(command: &PoolCommand, out: &mut impl Write) -> Result<(), Fai
         PoolCommand::Detach(args) => copies::detach(args, out),
         PoolCommand::Replace(args) => copies::replace(args, out),
         PoolCommand::Resync(args) => copies::resync(args, out),
+        PoolCommand::Preflight(args) => preflight::run(args, out),
     }
 }
 

@@ -39,6 +39,9 @@ pub(crate) enum PoolCommand {
     Replace(PoolReplaceArgs),
     /// Wait for the resync of a pool, or change its rate, pause or continue it
     Resync(PoolResyncArgs),
+    /// Check whether an object store excludes a second writer, as a pool on it needs
+    #[command(after_help = PREFLIGHT_HELP)]
+    Preflight(PoolPreflightArgs),
 }
 
 const ATTACH_HELP: &str = "\
@@ -120,6 +123,27 @@ pub(crate) struct PoolResyncArgs {
     /// Let a paused resync continue
     #[arg(long)]
     pub(crate) resume: bool,
+}
+
+const PREFLIGHT_HELP: &str = "\
+The endpoint, the region and the credentials come from AWS_ENDPOINT_URL, AWS_REGION,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the credentials from the file
+AWS_SHARED_CREDENTIALS_FILE. The command writes objects below PREFIX/preflight/, some thousand
+requests, and removes them. It exits with 6 if the store does not do what a pool needs.
+
+Example:
+  AWS_ENDPOINT_URL=http://127.0.0.1:9000 blockyard pool preflight s3://volumes/pool0
+";
+
+/// `pool preflight`.
+#[derive(Args, Debug)]
+pub(crate) struct PoolPreflightArgs {
+    /// The bucket, and the prefix of the pool's objects in it
+    #[arg(value_name = "s3://BUCKET/PREFIX")]
+    pub(crate) uri: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 const LIST_HELP: &str = "\
