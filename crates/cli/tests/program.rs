@@ -246,8 +246,8 @@ fn devices_and_faults_come_and_go_at_run_time() {
         "{show}"
     );
     let list = "DEVICE  ID  MATCHED  APPLIED  RULE\n\
-                b       2   0        0        add,latency=5ms\n\
-                b       1   0        0        add,status=IOERR\n";
+                b        2        0        0  add,latency=5ms\n\
+                b        1        0        0  add,status=IOERR\n";
     assert_eq!(served.says(&["inject", "list"]), list);
     assert_eq!(served.says(&["inject", "list", "a"]), "DEVICE  ID  MATCHED  APPLIED  RULE\n");
     assert_eq!(served.says(&["inject", "remove", "b", "1"]), "b: removed 1 rule\n");
