@@ -32,7 +32,8 @@ impl Table {
 
     /// Prints the table as [`Table::print`] does, but no line is longer than `width`: columns that
     /// do not fit follow in blocks below, each of which begins with the first column. If that one
-    /// takes more than half of the width, its cells lose their beginnings.
+    /// takes more than half of the width, its cells lose their beginnings, down to the length of
+    /// the heading. A column that is wider than `width` alone is printed all the same.
     ///
     /// # Errors
     /// Those of `out`.
@@ -42,7 +43,8 @@ impl Table {
         texts: &[&str],
         out: &mut impl Write,
     ) -> io::Result<()> {
-        let most = width / 2;
+        let heading = self.rows.first().and_then(|headings| headings.first());
+        let most = heading.map_or(0, |heading| heading.chars().count()).max(width / 2);
         if self.widths().iter().sum::<usize>() + 2 * self.widths().len() > width {
             for first in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
                 let extra = first.chars().count().saturating_sub(most);
@@ -149,6 +151,8 @@ mod tests {
         let cut = printed("/a/very/long/pool", 22);
         assert!(cut.lines().all(|line| line.chars().count() <= 22), "{cut}");
         assert!(cut.contains("…/long/pool"), "{cut}");
+        // A column that does not fit at all is printed all the same.
+        assert_eq!(printed("a", 3).matches("name").count(), 3);
     }
 
     #[test]
