@@ -125,8 +125,8 @@ pub(crate) fn prepare(dir: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Whether the error means that a mount's program has died. `ECONNABORTED` is the kernel's error for
-/// a request that the program had not answered when it died: the kernel closes the program's
+/// Whether the error means that a mount's program has died. `ECONNABORTED` is the kernel's error
+/// for a request that the program had not answered when it died: the kernel closes the program's
 /// descriptors some time after its end, if io_uring uses them.
 fn is_dead(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
