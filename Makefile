@@ -126,7 +126,7 @@ miri: ## the pool of RAM disks under Miri
 		--test store --target-dir target/miri
 
 gate: deps ## instructions per I/O, counted, against those in crates/null/benches/instructions.txt
-	$(CARGO) bench --locked -p blockyard-null --bench instructions --bench wrapped
+	$(CARGO) bench --locked -p blockyard-null -p blockyard-vhost --bench instructions --bench wrapped
 
 lab: build ## build the measurements, blockyard-lab (docs/lab.md)
 	$(CARGO) build --locked --release -p blockyard-lab

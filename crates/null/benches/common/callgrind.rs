@@ -2,14 +2,15 @@
 //! `instructions.txt`.
 //!
 //! The program runs itself under valgrind, once for each bench: `PROGRAM --count NAME`. Callgrind
-//! collects only while the function [`collected`] runs, so the set-up does not count. The count of
-//! one program does not vary, so one run is enough.
+//! collects only while the function `COLLECTED` of the program runs, which is [`collected`] unless
+//! another thread does the work. So the set-up does not count. The count of one program does not
+//! vary, so one run is enough.
 
 use std::env;
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 
-use super::{BATCH, BATCHES};
+use super::{BATCH, BATCHES, COLLECTED};
 
 /// Tolerance above the recorded count, in percent.
 const SLACK_PERCENT: u64 = 5;
@@ -33,7 +34,7 @@ pub(crate) fn bench<T: 'static>(
     Bench { name, run: Box::new(move || drop(collected(measured, setup()))) }
 }
 
-/// Callgrind collects from the call of this function to its return.
+/// The measured part of a bench, with a name that callgrind can find.
 #[inline(never)]
 fn collected<T>(measured: fn(T) -> T, input: T) -> T {
     black_box(measured(black_box(input)))
@@ -69,7 +70,8 @@ fn count(name: &str) -> u64 {
         .env_clear()
         .envs(env::var_os("PATH").map(|path| ("PATH", path)))
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .args(["--collect-atstart=no", "--toggle-collect=*callgrind*collected*"])
+        .arg("--collect-atstart=no")
+        .arg(format!("--toggle-collect={COLLECTED}"))
         .arg(program)
         .args(["--count", name])
         .output()

@@ -18,6 +18,8 @@ pub(crate) use callgrind::{bench, run};
 pub(crate) const BATCH: u64 = 32;
 /// Batches of one bench: enough to average out the cost of the first.
 pub(crate) const BATCHES: u64 = 64;
+/// The function during which callgrind collects.
+const COLLECTED: &str = "*callgrind*collected*";
 /// Sectors of a bio: 4 KiB.
 pub(crate) const SECTORS: u64 = 8;
 /// A channel and the bios to push through it.
