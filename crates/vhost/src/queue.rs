@@ -73,7 +73,7 @@ const BATCHED_BYTES_MAX: u32 = 64 << 10;
 /// The longest sleep while the device works, after which the thread looks for completions.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What the events of a sleep are called by: a kick, the wake of the thread, and the device.
+/// Tokens of the epoll set: a kick of the guest, the wake of the thread, and the device.
 const KICK: u64 = 0;
 const WAKE: u64 = 1;
 const DEVICE: u64 = 2;
@@ -253,9 +253,6 @@ struct QueueThread {
     /// The request of the chain, if it waits for the bounce buffer.
     held: Option<Plan>,
     bounce: Bounce,
-    /// Where the header of the last request lies: a driver with one request in flight puts the next
-    /// one there.
-    last_header: Option<GuestPiece>,
     /// By the heads of chains.
     slots: Vec<Option<ActiveRequest>>,
     /// By the heads of chains too.
@@ -310,7 +307,6 @@ impl QueueThread {
             physical_block_mask,
             chain: Chain::new(PIECES_MAX),
             held: None,
-            last_header: None,
             bounce: Bounce { memory, region, is_used: false, pieces },
             slots: vec![None; entries],
             tails: vec![Tail::default(); entries],
@@ -457,13 +453,12 @@ impl QueueThread {
 
     /// Plans the request of the chain, and cuts header and tail off.
     fn plan(&mut self) -> Result<Result<Plan, BlkStatus>, RingFault> {
-        let QueueThread { setup, chain, tails, last_header, .. } = self;
+        let QueueThread { setup, chain, tails, .. } = self;
         // The only read of the header: the guest may change it now.
         let Some(header) = setup.map.read_fixed::<HEADER_BYTES>(&chain.readable, 0) else {
             return Err(RingFault("a request is shorter than its header"));
         };
         let header = BlkHeader::parse(&header);
-        *last_header = chain.readable.first().copied();
         skip(&mut chain.readable, HEADER_BYTES as u64);
         let no_status = RingFault("a request has no room for its status");
         let status = pop_byte(&mut chain.writable).ok_or(no_status)?;
@@ -813,9 +808,6 @@ impl QueueThread {
             let waiting = if self.has_room() { self.ring.waiting() } else { 0 };
             if waiting > 0 {
                 self.ring.prefetch();
-                if let Some(header) = self.last_header {
-                    self.setup.map.prefetch(header, 0);
-                }
                 return (now, Some(waiting));
             }
             if self.execute() > 0 || self.is_stopping() {
@@ -867,14 +859,19 @@ impl QueueThread {
         }
     }
 
-    /// Takes the kicks after which the thread has looked for requests: a hypervisor that serves the
-    /// ring next finds none of them.
+    /// Resets the eventfd of kicks, so that the program that serves the ring next is not woken for
+    /// requests that this thread took. If the ring has other requests, their kick stays.
     fn take_kicks(&self) {
         let kick = &self.setup.kick;
         let now = Some(Duration::ZERO);
         // The read of an eventfd without kicks may block.
         if matches!(socket::wait(kick, Interest::Readable, None, now), Ok(Ready::Yes)) {
             let _ = socket::read_slice(kick, &mut [0; 8]);
+            // The guest makes a request available before it kicks, so a request whose kick was read
+            // is visible here.
+            if self.ring.waiting() > 0 {
+                notify(kick);
+            }
         }
     }
 }

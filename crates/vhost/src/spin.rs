@@ -20,7 +20,7 @@ const WINDOW_MIN: u64 = 4_000;
 /// The most time that is saved for later, in nanoseconds.
 const CREDIT_MAX: u64 = 1_000_000;
 
-/// What a sleep counts as, in nanoseconds of CPU time of the thread: two system calls, two context
+/// What a sleep counts as, in nanoseconds of CPU time of the thread: one system call, two context
 /// switches, and the call that wakes the guest. It was 4,000 to 15,000 where it was measured,
 /// depending on whether the processors halt; the budget does not measure it.
 const SLEEP_COST: u64 = 8_000;

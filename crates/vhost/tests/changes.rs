@@ -13,8 +13,8 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_null::NullConfig;
 use blockyard_vhost::request::kind;
 use guest::{
-    DATA, Guest, PATIENCE, disk, into, out, plain, print_header, regions, serve, serve_polling,
-    slow,
+    DATA, Guest, PATIENCE, disk, into, is_told, out, plain, print_header, regions, serve,
+    serve_polling, slow,
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -56,6 +56,24 @@ fn a_ring_that_stops_completes_what_it_took_and_goes_on_after_it() {
     assert_eq!(served.server.info().requests, 100);
 }
 
+/// The thread has one bounce buffer. The second read needs it too and waits, so that the thread
+/// does not take the third read until the first one is complete.
+#[test]
+fn requests_that_a_stopped_ring_leaves_keep_their_kick() {
+    let served = serve(disk("d", slow(500_000_000)));
+    let mut guest = Guest::connect(&served, 1, 0);
+    for number in 0..3 {
+        let at = DATA + number * 8192;
+        guest.put(at, &print_header(kind::IN, 0));
+        let status = into(at + 16, 1);
+        guest.offer(0, &[out(at, 16), into(at + 4096, 511), into(at + 4096 + 511, 1), status]);
+    }
+    guest.kick(0);
+    let base = guest.frontend.get_vring_base(0).unwrap();
+    assert!(base < 3, "the ring stopped before the third read");
+    assert!(is_told(&guest.rings[0].kick, Duration::ZERO), "{base} of 3 reads were taken");
+}
+
 #[test]
 fn the_counts_of_rings_go_on_when_another_hypervisor_connects() {
     let served = serve(disk("d", plain()));
@@ -77,7 +95,7 @@ fn the_counts_of_rings_go_on_when_another_hypervisor_connects() {
         requests[0] += 1;
         let info = served.server.info();
         assert_eq!((info.requests, info.errors, info.written_bytes), (4, 1, 3 * 512));
-        // A kick is counted when the thread has read it, which may be after the answer.
+        // The thread counts a kick when it wakes up, which may be after the answer.
         while served.server.info().rings.iter().any(|(_, ring)| ring.kicks == 0) {
             std::thread::yield_now();
         }
