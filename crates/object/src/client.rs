@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blockyard_volume_format::object::HEAD_BYTES_MAX;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt};
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
@@ -112,6 +113,8 @@ impl Default for Retries {
 
 /// The bytes per second that a slow connection transfers at least.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
+/// Longest object that is read, in bytes: that of a head, which no object of a pool exceeds.
+const OBJECT_BYTES_MAX: u64 = HEAD_BYTES_MAX as u64;
 /// Names in one request to delete.
 const DELETE_MAX: usize = 1000;
 /// Names in one answer to a request to list.
@@ -204,7 +207,12 @@ impl Tries {
             let (doing, tries, seconds) = (self.doing.clone(), self.count, elapsed.as_secs());
             return Err(ObjectError::Unavailable { doing, tries, seconds, last });
         }
-        tracing::debug!(doing = self.doing, tries = self.count, last, "a request has failed");
+        // The first failure of a store that does not answer is to be seen at once, and each further
+        // one by who looks for it.
+        match self.count {
+            1 => tracing::warn!("cannot {}: {last}; trying again", self.doing),
+            tries => tracing::debug!(doing = self.doing, tries, last, "a request has failed"),
+        }
         sleep(pause).await;
         self.count += 1;
         self.pause = (self.pause * 2).min(retries.pause_max);
@@ -475,6 +483,9 @@ impl ObjectClient {
         let result = self.within(0, self.store.get_opts(&path, options)).await?;
         let etag = result.meta.e_tag.clone().ok_or_else(no_etag)?;
         let len = result.range.end - result.range.start;
+        if len > OBJECT_BYTES_MAX {
+            return Err(Failed::Refused(format!("it has {len} bytes, {OBJECT_BYTES_MAX} at most")));
+        }
         into.reserve(usize::try_from(len).unwrap_or_default());
         let mut pieces = result.into_stream();
         while let Some(piece) = self.within(0, async { pieces.next().await.transpose() }).await? {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use blockyard_os::fresh_id;
 use bytes::Bytes;
-use futures::future::{join_all, try_join_all};
+use futures::future::{FutureExt as _, LocalBoxFuture, join_all, try_join_all};
 use serde::Serialize;
 
 use crate::ObjectError;
@@ -84,8 +84,8 @@ fn wrong<T>(what: impl Into<String>) -> Result<T, Failure> {
 /// Checks the store of a client. The objects of the checks are below `preflight/` and are removed.
 ///
 /// # Errors
-/// If the store cannot be used at all, for example if it refuses the credentials; or if objects of
-/// the checks may be left.
+/// If the store cannot be used at all, for example if it refuses the credentials; if it does not
+/// answer in time; or if objects of the checks may be left.
 pub async fn preflight(client: &ObjectClient) -> Result<PreflightReport, ObjectError> {
     let id = fresh_id().map_err(|error| ObjectError::Refused {
         doing: "check the store".to_owned(),
@@ -127,25 +127,33 @@ async fn checks(client: &ObjectClient, folder: &str) -> Result<Vec<Check>, Objec
     let name = format!("{folder}/plain");
     client.put(&name, &body("plain")).await?;
     client.get(&name, None).await?;
-    Ok(vec![
-        check("read after write", read_after_write(client, folder)).await,
-        check("list after write", list_after_write(client, folder)).await,
-        check("create only", create_only(client, folder)).await,
-        check("compare and swap", compare_and_swap(client, folder)).await,
-        check("race to create", race_to_create(client, folder)).await,
-        check("race to swap", race_to_swap(client, folder)).await,
-    ])
-}
-
-async fn check(name: &'static str, property: impl Future<Output = Result<(), Failure>>) -> Check {
-    let started = Instant::now();
-    let failure = match property.await {
-        Ok(()) => None,
-        Err(Failure::Wrong(what)) => Some(what),
-        Err(Failure::Error(error)) => Some(error.to_string()),
-    };
-    let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Check { name, failure, took_ms }
+    let properties: [(_, LocalBoxFuture<'_, Result<(), Failure>>); 6] = [
+        ("read after write", read_after_write(client, folder).boxed_local()),
+        ("list after write", list_after_write(client, folder).boxed_local()),
+        ("create only", create_only(client, folder).boxed_local()),
+        ("compare and swap", compare_and_swap(client, folder).boxed_local()),
+        ("race to create", race_to_create(client, folder).boxed_local()),
+        ("race to swap", race_to_swap(client, folder).boxed_local()),
+    ];
+    let mut checks: Vec<Check> = Vec::new();
+    for (name, property) in properties {
+        let started = Instant::now();
+        let failure = match property.await {
+            Ok(()) => None,
+            Err(Failure::Wrong(what)) => Some(what),
+            // A store that was not reachable has not failed the check. After another failure, the
+            // cause may be what the store does wrong.
+            Err(Failure::Error(error))
+                if error.is_transient() && checks.iter().all(|it| it.failure.is_none()) =>
+            {
+                return Err(error);
+            }
+            Err(Failure::Error(error)) => Some(error.to_string()),
+        };
+        let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        checks.push(Check { name, failure, took_ms });
+    }
+    Ok(checks)
 }
 
 fn body(text: impl Into<String>) -> Bytes {

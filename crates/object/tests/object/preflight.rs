@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockyard_object::preflight::{PreflightReport, preflight};
-use blockyard_object::{ObjectClient, Retries};
+use blockyard_object::{ObjectClient, ObjectError, Retries};
 use futures::StreamExt;
 use object_store::ObjectStore;
 
@@ -84,4 +84,16 @@ fn lost_answers_do_not_make_a_right_store_fail() {
     let report = report(Arc::new(Connection::new(memory(), &puts, &[])));
     assert_eq!(report.failure(), Option::None, "{report:?}");
     assert!(report.requests.create.failed > 50, "{:?}", report.requests);
+}
+
+/// The client may have no connection any more. That says nothing about the store.
+#[test]
+fn a_store_that_stops_answering_has_not_failed_a_check() {
+    let mut puts = vec![Fault::None; 30];
+    puts.extend(vec![Fault::LostRequest; 10_000]);
+    run(async {
+        let store = Arc::new(Connection::new(memory(), &puts, &[]));
+        let checked = preflight(&ObjectClient::over(store, "pool", Retries::default())).await;
+        assert!(matches!(checked, Err(ObjectError::Unavailable { .. })), "{checked:?}");
+    });
 }
