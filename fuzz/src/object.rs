@@ -87,8 +87,8 @@ fn part(input: &mut Input<'_>) {
     }
     let (header, index) = (header(input, ObjectKind::Table), input.word() as u32);
     let mut bytes = table::print(&header, index, &segments);
-    if let Ok((found_index, found)) = table::parse(&bytes) {
-        assert_eq!((found_index, &found), (index, &segments));
+    if let Ok((found_header, found_index, found)) = table::parse(&bytes) {
+        assert_eq!((found_header, found_index, &found), (header, index, &segments));
         for extents in &found {
             let ends = extents.iter().map(|it| it.offset + it.len);
             let begins = extents.iter().skip(1).map(|it| it.offset);
@@ -118,7 +118,11 @@ fn manifest(input: &mut Input<'_>) {
         replays,
         parts: (0..input.below(3)).map(|_| part(input)).collect(),
         removals: (0..input.below(3))
-            .map(|_| Removal { object: id(input), since: input.word() })
+            .map(|_| Removal {
+                first: id(input),
+                count: input.choose(&[1, 0, 7, u32::MAX]),
+                since: input.word(),
+            })
             .collect(),
     };
     let mut bytes = manifest.print();

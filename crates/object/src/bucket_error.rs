@@ -50,6 +50,9 @@ pub enum BucketError {
         /// The epoch that both wanted.
         epoch: u64,
     },
+    /// The writer of the pool compacts it faster than this process reads it.
+    #[error("cannot read the pool: its writer replaces the objects faster than they are read")]
+    Changing,
     /// A number is used up.
     #[error("the pool has too many {what}")]
     Exhausted {

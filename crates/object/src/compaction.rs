@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use blockyard_volume_format::object::manifest::{Manifest, Removal, Replay};
+use blockyard_volume_format::object::manifest::{Manifest, REMOVALS_MAX, Removal, Replay};
 use blockyard_volume_format::object::table::{self, PART_SEGMENTS, TableExtent};
 use blockyard_volume_format::object::{HEADER_BYTES, MANIFEST, ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use crate::journal::{Journal, Outage, State, taken_over};
 /// A segment with more extents than this is copied as a whole.
 const EXTENTS_MAX: usize = 64;
 
-/// Most removals of objects at once.
+/// Objects that are removed by one request.
 const REMOVALS_AT_ONCE: usize = 1000;
 
 /// Seconds since 1970.
@@ -45,7 +45,7 @@ async fn compact(journal: &Arc<Journal>) -> Option<()> {
             copy(journal, segment, &extents).await?;
         }
     }
-    let removed = remove_due(journal).await?;
+    let removed = remove_due(journal).await;
     let (manifest, parts) = next_manifest(journal, &removed);
     for (object, bytes) in parts {
         put(journal, object, bytes.into()).await?;
@@ -93,22 +93,45 @@ async fn copy(journal: &Arc<Journal>, segment: u32, extents: &[TableExtent]) -> 
     Some(())
 }
 
-/// Removes the objects whose delay has passed. Returns how many of the list, from its beginning.
-async fn remove_due(journal: &Arc<Journal>) -> Option<BTreeSet<ObjectId>> {
+/// Removes the objects whose delay has passed. Returns the first objects of the ranges that are
+/// removed completely.
+async fn remove_due(journal: &Arc<Journal>) -> BTreeSet<ObjectId> {
     let delay = journal.settings.removal_delay.as_secs();
-    let due: Vec<ObjectId> = {
+    let due: Vec<Removal> = {
         let (state, now) = (journal.state(), now());
         let is_due = |it: &&Removal| it.since.saturating_add(delay) <= now;
-        let due = state.manifest.removals.iter().filter(is_due).map(|it| it.object);
-        due.take(REMOVALS_AT_ONCE).collect()
+        state.manifest.removals.iter().filter(is_due).copied().collect()
     };
-    let names: Vec<String> = due.iter().map(ObjectId::to_string).collect();
-    match journal.client.delete(&names).await {
-        Ok(()) => Some(due.into_iter().collect()),
-        // The next compaction tries again.
+    let (mut removed, mut complete, mut names) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for range in due {
+        for object in range.objects() {
+            names.push(object.to_string());
+            if names.len() == REMOVALS_AT_ONCE {
+                if !remove(journal, &mut names).await {
+                    return removed;
+                }
+                removed.extend(complete.drain(..));
+            }
+        }
+        complete.push(range.first);
+    }
+    if remove(journal, &mut names).await {
+        removed.extend(complete);
+    }
+    removed
+}
+
+/// Removes objects, and their names from the list. Returns false if some may be left; the next
+/// compaction tries again.
+async fn remove(journal: &Arc<Journal>, names: &mut Vec<String>) -> bool {
+    match journal.client.delete(names).await {
+        Ok(()) => {
+            names.clear();
+            true
+        }
         Err(error) => {
             tracing::warn!("{}: {error}", journal.title);
-            Some(BTreeSet::new())
+            false
         }
     }
 }
@@ -130,7 +153,10 @@ fn next_manifest(
     manifest.replays = vec![Replay { epoch, first, through }];
     let changed: BTreeSet<usize> =
         state.durable.changed().iter().map(|it| *it as usize / PART_SEGMENTS).collect();
-    state.durable.clear_changed();
+    // Batches that were acknowledged during this compaction are not copied. The next compaction
+    // copies them, so that their memory is freed.
+    let bodies = &state.bodies;
+    state.durable.retain_changed(|map| map.extents().any(|it| bodies.contains_key(&it.object)));
     state.behind_bytes = 0;
     manifest.segment_bytes = state.durable.segment_bytes;
     manifest.segments = state.durable.segment_count() as u32;
@@ -153,9 +179,26 @@ fn next_manifest(
     }
     manifest.parts = parts;
     let since = now();
-    manifest.removals.retain(|it| !removed.contains(&it.object));
-    manifest.removals.extend(unused.into_iter().map(|object| Removal { object, since }));
+    manifest.removals.retain(|it| !removed.contains(&it.first));
+    manifest.removals.extend(Removal::ranges(unused, since));
+    let left = limit(&mut manifest.removals, REMOVALS_MAX);
+    if left > 0 {
+        state.left_objects += left;
+        tracing::warn!(
+            "{}: {left} objects stay in the object store without use, {} since the opening: the \
+             list of objects to remove has its most entries, {REMOVALS_MAX}",
+            journal.title,
+            state.left_objects
+        );
+    }
     (manifest, printed)
+}
+
+/// Shortens a list of objects to remove to `most` ranges. Returns how many objects are not in it
+/// any more: they are never removed. Without a limit the manifest would become unreadable.
+fn limit(removals: &mut Vec<Removal>, most: usize) -> u64 {
+    let excess = removals.split_off(most.min(removals.len()));
+    excess.iter().map(|it| u64::from(it.count)).sum()
 }
 
 /// Replaces the manifest, and forgets the batches that are not needed in memory any more.
@@ -191,7 +234,7 @@ async fn swap(journal: &Arc<Journal>, manifest: Manifest) -> Option<()> {
     unneeded.into_iter().for_each(|object| state.drop_body(object));
     // `current` is never written to the store; only the counts of live objects are of use.
     state.current.references.take_unused();
-    state.current.clear_changed();
+    state.current.retain_changed(|_| false);
     drop(state);
     Some(())
 }
@@ -229,5 +272,19 @@ async fn get(journal: &Arc<Journal>, object: ObjectId, range: Range<u64>) -> Opt
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_removals_beyond_its_limit_loses_the_newest_ranges() {
+        let range = |number, count| Removal { first: ObjectId::batch(1, number), count, since: 0 };
+        let mut removals = vec![range(0, 5), range(10, 1), range(20, 7), range(30, 2)];
+        assert_eq!(limit(&mut removals, 4), 0);
+        assert_eq!(limit(&mut removals, 2), 9);
+        assert_eq!(removals, [range(0, 5), range(10, 1)]);
     }
 }

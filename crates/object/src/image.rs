@@ -173,7 +173,7 @@ pub(crate) struct PoolImage {
     pub(crate) superblock: Option<Vec<u8>>,
     /// How much of each object the segments refer to.
     pub(crate) references: References,
-    /// Segments that have changed since [`PoolImage::take_changed`].
+    /// Segments that have changed since [`PoolImage::retain_changed`] has forgotten them.
     changed: BTreeSet<u32>,
 }
 
@@ -264,14 +264,18 @@ impl PoolImage {
         }
     }
 
-    /// The segments that have changed since this was called the last time with `true`.
+    /// The segments that have changed, in the order of their numbers.
     pub(crate) fn changed(&self) -> &BTreeSet<u32> {
         &self.changed
     }
 
-    /// Forgets the changes.
-    pub(crate) fn clear_changed(&mut self) {
-        self.changed.clear();
+    /// Forgets the changes, except of segments for which `is_kept` holds.
+    pub(crate) fn retain_changed(&mut self, is_kept: impl Fn(&SegmentMap) -> bool) {
+        let segments = &self.segments;
+        self.changed.retain(|number| match segments.get(*number as usize) {
+            Some(Some(segment)) => is_kept(segment),
+            _ => false,
+        });
     }
 
     /// The extents of the segments of a part of the table.

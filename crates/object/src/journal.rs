@@ -40,6 +40,9 @@ use crate::compaction;
 use crate::image::PoolImage;
 use crate::{BucketSettings, ObjectError};
 
+/// An opener that finds more epochs to replay compacts the pool before it uses it.
+const REPLAYS_WANTED: usize = 8;
+
 /// What the journal of a pool needs of its surroundings.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -107,8 +110,12 @@ pub(crate) struct State {
     pub(crate) bodies: BTreeMap<ObjectId, Bytes>,
     /// The bytes of the bodies.
     bodies_bytes: u64,
+    /// The bytes of the bodies that are not acknowledged.
+    uploads_bytes: u64,
     /// The bytes of the acknowledged batches that the manifest's table lacks.
     pub(crate) behind_bytes: u64,
+    /// Objects without use that are never removed.
+    pub(crate) left_objects: u64,
     /// Why nothing is acknowledged any more.
     failed: Option<Arc<str>>,
     /// The manifest that this opener wrote last, and its entity tag.
@@ -138,7 +145,9 @@ impl State {
             durable,
             bodies: BTreeMap::new(),
             bodies_bytes: 0,
+            uploads_bytes: 0,
             behind_bytes: 0,
+            left_objects: 0,
             failed: None,
             manifest,
             e_tag,
@@ -200,6 +209,7 @@ impl State {
         batch::complete(&mut bytes, &header, number + 1, &records);
         let bytes = Bytes::from(bytes);
         self.keep_body(object, bytes.clone());
+        self.uploads_bytes += bytes.len() as u64;
         self.uploads.push_back(Upload { bytes, records, state: UploadState::Waiting });
     }
 
@@ -211,6 +221,7 @@ impl State {
             let Some(upload) = self.uploads.pop_front() else { return };
             let object = ObjectId::batch(self.header.epoch, self.acknowledged);
             self.acknowledged += 1;
+            self.uploads_bytes -= upload.bytes.len() as u64;
             self.behind_bytes += upload.bytes.len() as u64;
             self.durable.references.add(object, 0);
             apply_all(&mut self.durable, object, &upload.bytes, &upload.records);
@@ -220,15 +231,21 @@ impl State {
         }
     }
 
-    /// Whether enough was acknowledged since the last compaction for another one.
+    /// Whether a compaction is needed: enough was acknowledged since the last one, the next opener
+    /// would have too many epochs to replay, or writes wait for memory that a compaction frees.
     fn is_compaction_due(&self, settings: &BucketSettings) -> bool {
         let after = self.manifest.replays.last().map_or(0, |replay| replay.first);
         let lacking = self.acknowledged.saturating_sub(after);
-        let many = settings.compact_batches;
-        lacking > 0
-            && (self.behind_bytes >= settings.compact_bytes
-                || lacking >= many
-                || self.manifest.replays.len() as u64 > many)
+        let frees_memory = self.bodies_bytes > self.uploads_bytes;
+        self.behind_bytes >= settings.compact_bytes
+            || lacking >= settings.compact_batches
+            || self.manifest.replays.len() > REPLAYS_WANTED
+            || frees_memory && self.bodies_bytes >= settings.memory_bytes
+    }
+
+    /// The bytes of the batches in memory, except the open one.
+    pub(crate) fn bodies_bytes(&self) -> u64 {
+        self.bodies_bytes
     }
 }
 
@@ -421,11 +438,6 @@ impl Journal {
             }
         }
         outage.end(&self);
-        if bytes.len() >= self.settings.keep_bytes
-            && let Some(cache) = &self.cache
-        {
-            cache.insert(object, 0, &bytes);
-        }
         let mut state = self.state();
         let index = object.number.saturating_sub(state.acknowledged) as usize;
         if let Some(upload) = state.uploads.get_mut(index) {
@@ -436,6 +448,26 @@ impl Journal {
         self.start_compaction(&mut state);
         drop(state);
         self.signal();
+        // No write waits for the cache.
+        if bytes.len() >= self.settings.keep_bytes
+            && let Some(cache) = &self.cache
+        {
+            cache.insert(object, 0, &bytes);
+        }
+    }
+
+    /// Compacts the pool if the opener that has just opened it has to. If that ends the journal,
+    /// the first use of the pool gets the error.
+    pub(crate) fn begin(self: &Arc<Self>, runtime: &Runtime) {
+        let mut state = self.state();
+        let has_many = state.manifest.replays.len() > REPLAYS_WANTED;
+        self.start_compaction(&mut state);
+        drop(state);
+        if has_many {
+            self.wait(runtime, |state| {
+                (!state.is_compacting || state.failed.is_some()).then_some(())
+            });
+        }
     }
 
     /// Starts a compaction, if one is due and none runs.
@@ -471,7 +503,9 @@ impl Journal {
             let len = piece.len as usize;
             let Some((object, at)) = piece.source else { return Located::Zeros(len) };
             let range = at as usize..at as usize + len;
-            if object == open {
+            // A pool that is open for reading only has no open batch, and the object store may have
+            // a batch of that number.
+            if object == open && !state.open.records.is_empty() {
                 return Located::Copied(state.open.bytes[range].to_vec());
             }
             match state.bodies.get(&object) {

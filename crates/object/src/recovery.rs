@@ -1,7 +1,7 @@
 //! Opening a pool: takes a new epoch, seals the older ones, and replays their batches.
 //!
-//! 1. Read the manifest, and replace it by one that names a new epoch. If another opener replaces
-//!    it first, this one gets an error.
+//! 1. Read the manifest, and replace it by one that names a new epoch. If another opener takes an
+//!    epoch first, this one gets an error. If the manifest changes otherwise, it tries again.
 //! 2. Seal each older epoch that the manifest names: create the seal in the place of the first
 //!    batch that is not there. If a batch is there, replay it, and try the next place.
 //! 3. The own batches begin at number 0 of the new epoch.
@@ -25,6 +25,9 @@ use crate::journal::{State, apply_all};
 
 /// Batches and parts of the table that are read at once.
 const AHEAD: usize = 16;
+
+/// How often a reader begins, while the writer removes what the reader needs.
+const LOOKS_MAX: usize = 10;
 
 /// The manifest and its entity tag; `None` if there is no pool.
 pub(crate) async fn manifest(
@@ -56,29 +59,22 @@ pub(crate) async fn make(
         parts: Vec::new(),
         removals: Vec::new(),
     };
-    client.create(MANIFEST, &new.print().into()).await?;
-    manifest(client).await?.ok_or_else(|| BucketError::Missing { name: MANIFEST.to_owned() })
+    match client.create(MANIFEST, &new.print().into()).await? {
+        Created::New { etag } => Ok((new, etag)),
+        Created::Taken(other) => Ok((Manifest::parse(&other.bytes)?, other.etag)),
+    }
 }
 
 /// Opens a pool for use: fences the older openers, and replays their batches. `keep_bytes` is the
 /// length of batches that are not kept in memory.
 pub(crate) async fn open(
     client: &Arc<ObjectClient>,
-    (old, e_tag): (Manifest, String),
+    found: (Manifest, String),
     writer: [u8; 16],
     keep_bytes: usize,
 ) -> Result<State, BucketError> {
-    let epoch = old.epoch.checked_add(1).ok_or(BucketError::Exhausted { what: "epochs" })?;
-    let mut new = Manifest { writer, epoch, changes: old.changes + 1, ..old };
-    new.replays.push(Replay { epoch, first: 0, through: 0 });
-    if new.replays.len() > REPLAYS_MAX {
-        return Err(BucketError::Exhausted { what: "epochs to replay" });
-    }
-    let swapped = client.swap(MANIFEST, &new.print().into(), &e_tag).await;
-    let e_tag = match swapped? {
-        Swapped::New { etag } => etag,
-        Swapped::Changed(_) => return Err(BucketError::Raced { epoch }),
-    };
+    let (new, e_tag) = take_epoch(client, found, writer).await?;
+    let epoch = new.epoch;
     let header =
         ObjectHeader { kind: ObjectKind::Batch, pool: new.mark(), writer, epoch, number: 0 };
     let space = table(client, &new).await?;
@@ -91,21 +87,100 @@ pub(crate) async fn open(
     Ok(state)
 }
 
-/// Opens a pool for reading only: replays the batches that are there, and changes nothing.
+/// Replaces the manifest by one with a new epoch. Returns it and its entity tag.
+///
+/// The writer that has the pool open replaces the manifest too, at the end of each compaction, and
+/// keeps the epoch. Then this opener tries again with the new manifest.
+async fn take_epoch(
+    client: &Arc<ObjectClient>,
+    (mut old, mut e_tag): (Manifest, String),
+    writer: [u8; 16],
+) -> Result<(Manifest, String), BucketError> {
+    let (id, epoch) = (old.id, old.epoch.checked_add(1));
+    let epoch = epoch.ok_or(BucketError::Exhausted { what: "epochs" })?;
+    loop {
+        let mut new = Manifest { writer, epoch, changes: old.changes + 1, ..old };
+        new.replays.push(Replay { epoch, first: 0, through: 0 });
+        if new.replays.len() > REPLAYS_MAX {
+            return Err(BucketError::Exhausted { what: "epochs to replay" });
+        }
+        let other = match client.swap(MANIFEST, &new.print().into(), &e_tag).await? {
+            Swapped::New { etag } => return Ok((new, etag)),
+            Swapped::Changed(other) => other,
+        };
+        let name = MANIFEST.to_owned();
+        let other = other.ok_or(BucketError::Missing { name: name.clone() })?;
+        (old, e_tag) = (Manifest::parse(&other.bytes)?, other.etag);
+        if old.id != id {
+            return Err(BucketError::Foreign { name });
+        }
+        if old.epoch >= epoch {
+            return Err(BucketError::Raced { epoch });
+        }
+    }
+}
+
+/// Opens a pool for reading only: replays the batches that are there, and changes nothing. `None`:
+/// there is no pool.
+///
+/// The writer of the pool may compact it meanwhile, and remove a batch or a part of the table that
+/// was still to be read. Then this begins again with the new manifest.
 pub(crate) async fn look(
+    client: &Arc<ObjectClient>,
+    keep_bytes: usize,
+) -> Result<Option<State>, BucketError> {
+    for _ in 0..LOOKS_MAX {
+        let Some(found) = manifest(client).await? else { return Ok(None) };
+        let changes = found.0.changes;
+        let read = look_once(client, found, keep_bytes).await;
+        let Some((now, _)) = manifest(client).await? else { return Ok(None) };
+        match read {
+            Ok((state, ends)) if ends.iter().all(|end| end.is_certain(&now)) => {
+                return Ok(Some(state));
+            }
+            Err(error) if now.changes == changes => return Err(error),
+            Err(BucketError::Missing { .. }) | Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(BucketError::Changing)
+}
+
+/// As [`look`], from one manifest. Returns also where the epochs end.
+async fn look_once(
     client: &Arc<ObjectClient>,
     (manifest, e_tag): (Manifest, String),
     keep_bytes: usize,
-) -> Result<State, BucketError> {
+) -> Result<(State, Vec<EpochEnd>), BucketError> {
     let (pool, epoch) = (manifest.mark(), manifest.epoch);
     let header = ObjectHeader { kind: ObjectKind::Batch, pool, writer: [0; 16], epoch, number: 0 };
     let space = table(client, &manifest).await?;
     let mut state = State::new(header, space, manifest, e_tag);
+    let mut ends = Vec::new();
     for replay in state.manifest.replays.clone() {
-        replay_epoch(client, &mut state, &replay, None, keep_bytes).await?;
+        ends.push(replay_epoch(client, &mut state, &replay, None, keep_bytes).await?);
     }
     state.current = state.durable.clone();
-    Ok(state)
+    Ok((state, ends))
+}
+
+/// Where the replay of an epoch ended.
+#[derive(Clone, Copy, Debug)]
+struct EpochEnd {
+    epoch: u64,
+    /// The number of the seal, or of the first batch that was not found.
+    number: u64,
+    is_sealed: bool,
+}
+
+impl EpochEnd {
+    /// Whether all batches of the epoch were found. `now` is a manifest that was read after them:
+    /// what was removed before is a batch below the first one of it.
+    fn is_certain(&self, now: &Manifest) -> bool {
+        let mut replays = now.replays.iter();
+        let first = replays.find(|it| it.epoch == self.epoch).map(|it| it.first);
+        self.is_sealed || first.is_some_and(|first| first <= self.number)
+    }
 }
 
 /// Reads the extent table.
@@ -137,8 +212,10 @@ async fn table(client: &Arc<ObjectClient>, manifest: &Manifest) -> Result<PoolIm
                 let name = object.to_string();
                 let got = got?;
                 let got = got.ok_or(BucketError::Missing { name: name.clone() })?;
-                let (number, part) = table::parse(&got.bytes)?;
-                if number as usize != index || part.len() != count {
+                let (header, number, part) = table::parse(&got.bytes)?;
+                let is_ours = header.pool == manifest.mark()
+                    && (header.epoch, header.number) == (object.epoch, object.number);
+                if !is_ours || number as usize != index || part.len() != count {
                     return Err(BucketError::Foreign { name });
                 }
                 part
@@ -157,18 +234,18 @@ async fn replay_epoch(
     replay: &Replay,
     seal: Option<ObjectHeader>,
     keep_bytes: usize,
-) -> Result<(), BucketError> {
-    let mut reads = VecDeque::new();
-    let mut next = replay.first;
-    for number in replay.first.. {
+) -> Result<EpochEnd, BucketError> {
+    let (epoch, mut reads) = (replay.epoch, VecDeque::new());
+    let (mut number, mut next) = (replay.first, replay.first);
+    let is_sealed = loop {
         while reads.len() < AHEAD {
-            let (client, object) = (client.clone(), ObjectId::batch(replay.epoch, next));
+            let (client, object) = (client.clone(), ObjectId::batch(epoch, next));
             reads.push_back(tokio::spawn(
                 async move { client.get(&object.to_string(), None).await },
             ));
             next += 1;
         }
-        let object = ObjectId::batch(replay.epoch, number);
+        let object = ObjectId::batch(epoch, number);
         let name = object.to_string();
         let read = reads.pop_front().ok_or(BucketError::Stopped)?;
         let read = read.await.map_err(|_| BucketError::Stopped)?;
@@ -177,20 +254,21 @@ async fn replay_epoch(
             && let Some(header) = seal
         {
             // The header of a seal names the epoch that it ends.
-            let header = ObjectHeader { epoch: replay.epoch, number, ..header };
+            let header = ObjectHeader { epoch, number, ..header };
             let created = client.create(&name, &header.seal().into()).await;
             match created? {
-                Created::New { .. } => break,
+                Created::New { .. } => break true,
                 Created::Taken(other) => found = Some(other.bytes),
             }
         }
-        let Some(bytes) = found else { break };
+        let Some(bytes) = found else { break false };
         if !replay_batch(state, object, bytes, keep_bytes)? {
-            break;
+            break true;
         }
-    }
+        number += 1;
+    };
     reads.iter().for_each(tokio::task::JoinHandle::abort);
-    Ok(())
+    Ok(EpochEnd { epoch, number, is_sealed })
 }
 
 /// Replays a batch. Returns false for a seal.

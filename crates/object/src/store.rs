@@ -18,6 +18,7 @@ use blockyard_sync::event_count::{EventCount, Waker};
 use blockyard_volume_format::object::batch::{
     BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
 };
+use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::{segment_name, superblock};
 use tokio::runtime::Runtime;
 
@@ -100,25 +101,31 @@ impl BucketStore {
             blockyard_os::fresh_id().map_err(failed)
         };
         let (id, writer) = (fresh()?, fresh()?);
-        let opened = async {
-            let found = match (recovery::manifest(&client).await?, capacity_bytes) {
-                (Some((manifest, _)), Some(wanted)) if manifest.capacity_bytes != wanted => {
-                    let wanted = wanted.to_string();
-                    let has = format!("{}, which the pool has", manifest.capacity_bytes);
-                    let field = "pool_size";
-                    return Err(StoreError::Invalid { field, value: wanted, wanted: has }.into());
-                }
-                (Some(found), _) => found,
-                (None, Some(capacity)) => {
-                    check_fence(&client).await?;
-                    recovery::make(&client, (id, writer), capacity).await?
-                }
-                (None, None) => return Err(no_pool(&client)),
-            };
-            recovery::open(&client, found, writer, settings.keep_bytes).await
+        let find = async {
+            if let Some(found) = recovery::manifest(&client).await? {
+                return Ok(found);
+            }
+            let capacity = capacity_bytes.ok_or_else(|| no_pool(&client))?;
+            check_fence(&client).await?;
+            recovery::make(&client, (id, writer), capacity).await
         };
-        let state = runtime.block_on(opened)?;
-        BucketStore::of(client, settings, (cache, true), state, runtime)
+        let found: (Manifest, String) = runtime.block_on(find)?;
+        let has = found.0.capacity_bytes;
+        if let Some(wanted) = capacity_bytes
+            && wanted != has
+        {
+            let (field, value) = ("pool_size", wanted.to_string());
+            let wanted = format!("{has}, which the pool has");
+            return Err(StoreError::Invalid { field, value, wanted }.into());
+        }
+        // A cache that cannot be used must not end the pool of another machine.
+        let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
+        let cache = cache.map(open).transpose()?;
+        let opening = recovery::open(&client, found, writer, settings.keep_bytes);
+        let state = runtime.block_on(opening)?;
+        let store = BucketStore::of(client, settings, cache, state, runtime);
+        store.journal.begin(runtime);
+        Ok(BucketStore { writes: true, ..store })
     }
 
     /// Opens a pool for reading only; nothing changes, and its writer is not fenced.
@@ -130,29 +137,24 @@ impl BucketStore {
         settings: BucketSettings,
         runtime: &Arc<Runtime>,
     ) -> Result<BucketStore, BucketError> {
-        let opened = async {
-            let found = recovery::manifest(&client).await?;
-            let found = found.ok_or_else(|| no_pool(&client))?;
-            recovery::look(&client, found, settings.keep_bytes).await
-        };
-        let state = runtime.block_on(opened)?;
-        BucketStore::of(client, settings, (None, false), state, runtime)
+        let opened = runtime.block_on(recovery::look(&client, settings.keep_bytes))?;
+        let state = opened.ok_or_else(|| no_pool(&client))?;
+        Ok(BucketStore::of(client, settings, None, state, runtime))
     }
 
+    /// A pool that is open for reading only.
     fn of(
         client: Arc<ObjectClient>,
         settings: BucketSettings,
-        (cache, writes): (Option<&Path>, bool),
+        cache: Option<ObjectCache>,
         state: State,
         runtime: &Arc<Runtime>,
-    ) -> Result<BucketStore, BucketError> {
-        let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, state.header.pool);
-        let cache = cache.map(open).transpose()?;
+    ) -> BucketStore {
         let title = client.title().to_owned();
         let handle = runtime.handle().clone();
         let journal = Journal::new(client, settings, (title, cache), state, handle);
         let (journal, runtime) = (Arc::new(journal), Arc::clone(runtime));
-        Ok(BucketStore { journal, runtime, writes, new: NewFiles::default() })
+        BucketStore { journal, runtime, writes: false, new: NewFiles::default() }
     }
 
     /// The epoch of this opener.
@@ -170,6 +172,26 @@ impl BucketStore {
         self.journal.cache.as_ref().map_or((0, 0), ObjectCache::hits_and_misses)
     }
 
+    /// The bytes of write batches in memory: those that the object store has not acknowledged, and
+    /// short ones that no compaction has copied yet.
+    pub fn batch_bytes_in_memory(&self) -> u64 {
+        self.journal.state().bodies_bytes()
+    }
+
+    /// Objects that compactions since the opening left in the object store permanently, because the
+    /// list of objects to remove was full.
+    pub fn left_objects(&self) -> u64 {
+        self.journal.state().left_objects
+    }
+
+    /// Refuses a change of a pool that is open for reading only.
+    fn check_writes(&self) -> io::Result<()> {
+        match self.writes {
+            true => Ok(()),
+            false => Err(ErrorKind::ReadOnlyFilesystem.into()),
+        }
+    }
+
     fn new_files(&self) -> MutexGuard<'_, BTreeMap<String, NewFile>> {
         self.new.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,6 +206,7 @@ impl BucketStore {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.check_writes()?;
         let batches = self.journal.begin_sync();
         self.journal.end_sync(&self.runtime, batches)
     }
@@ -209,12 +232,14 @@ impl SegmentFiles for BucketStore {
     }
 
     fn create(&self, name: &str, len: u64) -> io::Result<BucketFile> {
+        self.check_writes()?;
         let new = NewFile { len, writes: Vec::new() };
         self.new_files().insert(name.to_owned(), new);
         Ok(self.file(FilePlace::New(name.to_owned()), len))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.check_writes()?;
         let number = number_of(to).ok_or(ErrorKind::InvalidInput)?;
         let new = self.new_files().remove(from).ok_or(ErrorKind::NotFound)?;
         let too_long = || io::Error::other(format!("`{to}` is too long for an object store"));
@@ -229,6 +254,7 @@ impl SegmentFiles for BucketStore {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.check_writes()?;
         if self.new_files().remove(name).is_some() {
             return Ok(());
         }

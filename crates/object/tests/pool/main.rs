@@ -9,3 +9,4 @@ mod connection;
 mod machine;
 mod races;
 mod recovery;
+mod storage;

@@ -57,7 +57,7 @@ fn chain(random: &mut fastrand::Rng, has_faults: bool) {
 }
 
 /// The number of objects of each folder.
-fn objects(store: &InMemory) -> BTreeMap<String, usize> {
+pub(crate) fn objects(store: &InMemory) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     let list = runtime().block_on(store.list(None).collect::<Vec<_>>());
     for object in list {

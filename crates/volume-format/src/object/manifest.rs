@@ -11,8 +11,8 @@ use super::{HEADER_BYTES, ObjectHeader, ObjectId, ObjectKind};
 /// Most epochs whose batches are still to be replayed.
 pub const REPLAYS_MAX: usize = 1 << 16;
 
-/// Most objects that wait for their removal.
-pub const REMOVALS_MAX: usize = 1 << 20;
+/// Most ranges of objects that wait for their removal. A manifest with all of them has 8 MiB.
+pub const REMOVALS_MAX: usize = 1 << 18;
 
 const WHAT: &str = "manifest";
 
@@ -27,13 +27,63 @@ pub struct Replay {
     pub through: u64,
 }
 
-/// An object that the manifest does not use any more.
+/// Objects with consecutive numbers that the manifest does not use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// The object.
-    pub object: ObjectId,
-    /// When it left the manifest, in seconds since 1970 (UTC).
+    /// The object with the lowest number.
+    pub first: ObjectId,
+    /// The number of objects; not 0.
+    pub count: u32,
+    /// When they left the manifest, in seconds since 1970 (UTC).
     pub since: u64,
+}
+
+impl Removal {
+    /// The ranges of objects that left the manifest at the same time.
+    pub fn ranges(mut objects: Vec<ObjectId>, since: u64) -> Vec<Removal> {
+        objects.sort_unstable();
+        objects.dedup();
+        let mut ranges: Vec<Removal> = Vec::new();
+        for object in objects {
+            match ranges.last_mut() {
+                Some(range) if range.next() == Some(object) => range.count += 1,
+                _ => ranges.push(Removal { first: object, count: 1, since }),
+            }
+        }
+        ranges
+    }
+
+    /// The object that the range would have in addition, if it were longer by one.
+    fn next(&self) -> Option<ObjectId> {
+        self.count.checked_add(1)?;
+        let number = self.first.number.checked_add(self.count.into())?;
+        Some(ObjectId { number, ..self.first })
+    }
+
+    /// The objects.
+    pub fn objects(&self) -> impl Iterator<Item = ObjectId> + use<> {
+        let (first, count) = (self.first, self.count);
+        (0..count).map(move |at| ObjectId { number: first.number + u64::from(at), ..first })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        self.first.put(bytes);
+        bytes.extend_from_slice(&self.count.to_le_bytes());
+        bytes.extend_from_slice(&self.since.to_le_bytes());
+    }
+
+    /// Parses a range; `None` if the bytes end before.
+    fn parse(reader: &mut Reader<'_>) -> Option<Result<Removal, FormatError>> {
+        let first = ObjectId::parse(reader.take(ObjectId::BYTES)?, WHAT);
+        let (count, since) = (reader.u32()?, reader.u64()?);
+        Some(first.and_then(|first| {
+            let last = u64::from(count).checked_sub(1).and_then(|it| first.number.checked_add(it));
+            let want = "one or more objects to remove";
+            let wrong =
+                FormatError::Field { what: WHAT, field: "count", value: count.into(), want };
+            last.map(|_| Removal { first, count, since }).ok_or(wrong)
+        }))
+    }
 }
 
 /// The manifest.
@@ -59,7 +109,7 @@ pub struct Manifest {
     pub replays: Vec<Replay>,
     /// The parts of the table; `None` for a part of zeros.
     pub parts: Vec<Option<ObjectId>>,
-    /// The objects that wait for their removal.
+    /// The objects that wait for their removal, in the order in which they left the manifest.
     pub removals: Vec<Removal>,
 }
 
@@ -97,10 +147,7 @@ impl Manifest {
                 None => bytes.extend_from_slice(&[0; ObjectId::BYTES]),
             }
         }
-        for Removal { object, since } in &self.removals {
-            object.put(&mut bytes);
-            bytes.extend_from_slice(&since.to_le_bytes());
-        }
+        self.removals.iter().for_each(|removal| removal.put(&mut bytes));
         let (kind, pool, writer) = (ObjectKind::Manifest, self.mark(), self.writer);
         let header = ObjectHeader { kind, pool, writer, epoch: self.epoch, number: self.changes };
         // A long manifest must not depend on the limit of a head.
@@ -195,10 +242,8 @@ fn fields(
     }
     let mut removals = Vec::new();
     for _ in 0..removal_count {
-        let object = ObjectId::parse(reader.take(ObjectId::BYTES)?, WHAT);
-        let since = reader.u64()?;
-        match object {
-            Ok(object) => removals.push(Removal { object, since }),
+        match Removal::parse(reader)? {
+            Ok(removal) => removals.push(removal),
             Err(error) => return Some(Err(error)),
         }
     }
@@ -238,7 +283,11 @@ mod tests {
                 Replay { epoch: 9, first: 0, through: 0 },
             ],
             parts: vec![None, Some(part)],
-            removals: vec![Removal { object: ObjectId::batch(1, 2), since: 1_700_000_000 }],
+            removals: vec![Removal {
+                first: ObjectId::batch(1, 2),
+                count: 7,
+                since: 1_700_000_000,
+            }],
         }
     }
 
@@ -260,9 +309,39 @@ mod tests {
     }
 
     #[test]
+    fn consecutive_objects_are_one_range() {
+        let table = |number| ObjectId { kind: ObjectKind::Table, epoch: 1, number };
+        let mut objects: Vec<ObjectId> = (5..1000).map(|it| ObjectId::batch(1, it)).collect();
+        objects.extend([ObjectId::batch(2, 1000), table(4), table(3), table(6), table(4)]);
+        let ranges = Removal::ranges(objects.clone(), 9);
+        let counts: Vec<_> = ranges.iter().map(|it| (it.first.number, it.count)).collect();
+        assert_eq!(counts, [(5, 995), (1000, 1), (3, 2), (6, 1)]);
+        objects.sort_unstable();
+        objects.dedup();
+        let found: Vec<ObjectId> = ranges.iter().flat_map(Removal::objects).collect();
+        assert_eq!(found, objects);
+        let last = ObjectId::batch(1, u64::MAX);
+        assert_eq!(Removal::ranges(vec![last], 9), [Removal { first: last, count: 1, since: 9 }]);
+    }
+
+    #[test]
+    fn a_manifest_with_the_most_ranges_to_remove_is_read_back() {
+        let range =
+            |number: u64| Removal { first: ObjectId::batch(1, 2 * number), count: 1, since: 0 };
+        let removals: Vec<Removal> = (0..REMOVALS_MAX as u64).map(range).collect();
+        let full = Manifest { removals, ..manifest() };
+        assert_eq!(Manifest::parse(&full.print()), Ok(full));
+    }
+
+    #[test]
     fn impossible_fields_are_refused() {
         let replay = |epoch| Replay { epoch, first: 0, through: 0 };
+        let removal =
+            |number, count| Removal { first: ObjectId::batch(1, number), count, since: 0 };
         for bad in [
+            Manifest { removals: vec![removal(1, 0)], ..manifest() },
+            Manifest { removals: vec![removal(u64::MAX, 2)], ..manifest() },
+            Manifest { removals: vec![removal(0, 1); REMOVALS_MAX + 1], ..manifest() },
             Manifest { segments: 10_000, ..manifest() },
             Manifest { segment_bytes: 0, ..manifest() },
             Manifest { epoch: 7, ..manifest() },

@@ -48,12 +48,12 @@ pub fn print(header: &ObjectHeader, index: u32, part: &[Vec<TableExtent>]) -> Ve
     bytes
 }
 
-/// Parses a part: its index and its segments.
+/// Parses a part: its header, its index and its segments.
 ///
 /// # Errors
 /// If it is damaged.
-pub fn parse(bytes: &[u8]) -> Result<(u32, TablePart), FormatError> {
-    let (_, head) = ObjectHeader::parse_as(bytes, ObjectKind::Table)?;
+pub fn parse(bytes: &[u8]) -> Result<(ObjectHeader, u32, TablePart), FormatError> {
+    let (header, head) = ObjectHeader::parse_as(bytes, ObjectKind::Table)?;
     let short = || FormatError::Short { what: WHAT, len: head.len() as u64 };
     let mut reader = Reader::new(&head[HEADER_BYTES..]);
     let index = reader.u32().ok_or_else(short)?;
@@ -69,7 +69,7 @@ pub fn parse(bytes: &[u8]) -> Result<(u32, TablePart), FormatError> {
         part.push(segment(&mut reader, extents as usize)?);
     }
     match reader.left() {
-        0 => Ok((index, part)),
+        0 => Ok((header, index, part)),
         _ => Err(short()),
     }
 }
@@ -119,13 +119,13 @@ mod tests {
     fn a_part_is_read_back_and_each_changed_byte_is_noticed() {
         let part = vec![vec![], vec![extent(0, 512), extent(4096, 100)], vec![]];
         let bytes = print(&header(), 9, &part);
-        assert_eq!(parse(&bytes), Ok((9, part)));
+        assert_eq!(parse(&bytes), Ok((header(), 9, part)));
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 4;
             assert!(parse(&bad).is_err(), "byte {at}");
         }
-        assert_eq!(parse(&print(&header(), 0, &[])), Ok((0, vec![])));
+        assert_eq!(parse(&print(&header(), 0, &[])), Ok((header(), 0, vec![])));
     }
 
     #[test]

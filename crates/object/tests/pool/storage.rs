@@ -1,0 +1,346 @@
+//! The storage below the engine: files of a pool, written and read without the engine, so that a
+//! test decides about each batch.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Retries};
+use blockyard_store::{SegmentFiles as _, StoreFile as _};
+use blockyard_testing::seed::Seed;
+use blockyard_volume_format::object::manifest::Manifest;
+use blockyard_volume_format::segment_name;
+use object_store::ObjectStoreExt as _;
+use object_store::memory::InMemory;
+use object_store::path::Path as ObjectPath;
+
+use crate::connection::{Connection, Moment};
+use crate::machine::{formatted, runtime, settings};
+use crate::recovery::objects;
+
+const SEGMENT_BYTES: usize = 16 << 10;
+
+/// No compaction begins with these.
+fn idle() -> BucketSettings {
+    BucketSettings {
+        memory_bytes: 1 << 30,
+        compact_bytes: 1 << 30,
+        compact_batches: 1 << 30,
+        ..settings()
+    }
+}
+
+fn client(connection: &Connection) -> Arc<ObjectClient> {
+    Arc::new(ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default()))
+}
+
+fn open(store: &Arc<InMemory>, settings: BucketSettings) -> BucketStore {
+    open_at(&Connection::new(store), settings, None).unwrap()
+}
+
+fn open_at(
+    connection: &Connection,
+    settings: BucketSettings,
+    cache: Option<&Path>,
+) -> Result<BucketStore, BucketError> {
+    BucketStore::open(client(connection), settings, cache, None, &runtime())
+}
+
+fn open_read_only(store: &Arc<InMemory>) -> Result<BucketStore, BucketError> {
+    BucketStore::open_read_only(client(&Connection::new(store)), settings(), &runtime())
+}
+
+/// A store with a pool, whose files are this many segments.
+fn with_segments(count: usize) -> Arc<InMemory> {
+    let store = formatted();
+    let pool = open(&store, idle());
+    for name in pool.names().unwrap() {
+        pool.remove(&name).unwrap();
+    }
+    for number in 0..count {
+        pool.create("new", SEGMENT_BYTES as u64).unwrap();
+        pool.rename("new", &segment_name(number)).unwrap();
+    }
+    pool.sync_names().unwrap();
+    store
+}
+
+/// Writes 512 bytes to a segment, in a batch of their own.
+fn write(pool: &BucketStore, segment: usize, value: u8) -> std::io::Result<()> {
+    let file = pool.open(&segment_name(segment))?.unwrap();
+    let at = u64::from(value % 16) * 1024;
+    file.write_at(at, &[&[value; 512]])?;
+    file.sync()
+}
+
+/// The contents of all segments.
+fn contents(pool: &BucketStore) -> Vec<Vec<u8>> {
+    let mut names = pool.names().unwrap();
+    names.sort();
+    let read = |name: &String| {
+        let mut bytes = vec![0; SEGMENT_BYTES];
+        pool.open(name).unwrap().unwrap().read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    names.iter().map(read).collect()
+}
+
+fn object(store: &Arc<InMemory>, name: &str) -> Vec<u8> {
+    let path = ObjectPath::from(format!("pool/{name}"));
+    runtime().block_on(async { store.get(&path).await.unwrap().bytes().await.unwrap() }).to_vec()
+}
+
+fn manifest(store: &Arc<InMemory>) -> Manifest {
+    Manifest::parse(&object(store, "manifest")).unwrap()
+}
+
+/// A pool with more small batches between two compactions than one request removes.
+#[test]
+fn removals_keep_up_with_small_batches() {
+    const BATCHES: usize = 2500;
+    let store = with_segments(8);
+    let settings = BucketSettings { compact_batches: BATCHES as u64, ..idle() };
+    let pool = open(&store, settings);
+    for number in 0..5 * BATCHES {
+        write(&pool, number % 8, number as u8).unwrap();
+    }
+    let batches = objects(&store)["batch"];
+    assert!(batches < 3 * BATCHES, "{batches} batches are left of {}", 5 * BATCHES);
+    // Batches have consecutive numbers, so that they are few ranges.
+    let ranges = manifest(&store).removals.len();
+    assert!(ranges < 100, "the manifest has {ranges} ranges of objects to remove");
+    assert_eq!(pool.left_objects(), 0);
+}
+
+/// What is acknowledged while a compaction runs is not copied by that one. The next one copies it,
+/// also if the segment is not written again.
+#[test]
+fn compactions_free_the_memory_of_segments_that_are_not_written_again() {
+    let store = with_segments(40);
+    let mut random = Seed::from_env().rng(2);
+    let connection = Connection::new(&store);
+    connection.plan().random = Some(fastrand::Rng::with_seed(random.u64(..)));
+    let pool = open_at(&connection, settings(), None).unwrap();
+    for number in 0..200 {
+        write(&pool, random.usize(1..40), number).unwrap();
+    }
+    for number in 0..100 {
+        write(&pool, 0, number).unwrap();
+    }
+    // A compaction begins after 6 batches of at most 700 bytes, and as many come while it runs.
+    let bytes = pool.batch_bytes_in_memory();
+    assert!(bytes < 20 * 700, "{bytes} bytes of batches are in memory");
+}
+
+/// The memory limit is the only reason for compactions.
+#[test]
+fn a_writer_that_waits_for_memory_goes_on_after_a_compaction() {
+    const MEMORY_BYTES: u64 = 8 << 10;
+    let store = with_segments(4);
+    let limited = BucketSettings { memory_bytes: MEMORY_BYTES, ..idle() };
+    let pool = open(&store, limited);
+    for number in 0..200 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+        let bytes = pool.batch_bytes_in_memory();
+        assert!(bytes < MEMORY_BYTES + 1024, "{bytes} bytes of batches are in memory");
+    }
+    drop(pool);
+    // The batches that an opener replays take memory, too: more than the limit from the beginning.
+    let pool = open(&store, idle());
+    for number in 0..40 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+    }
+    let expected = contents(&pool);
+    let pool = open(&store, limited);
+    assert_eq!(contents(&pool), expected);
+    write(&pool, 0, 1).unwrap();
+    let bytes = pool.batch_bytes_in_memory();
+    assert!(bytes < MEMORY_BYTES + 1024, "{bytes} bytes of batches are in memory");
+}
+
+#[test]
+fn a_reader_has_what_is_durable_and_changes_nothing() {
+    let store = with_segments(4);
+    let pool = open(&store, idle());
+    // The first batch of the newest epoch is durable: a reader has no open batch of that number.
+    for number in 1..9 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+        let reader = open_read_only(&store).unwrap();
+        assert_eq!(contents(&reader), contents(&pool));
+    }
+    let before = (objects(&store), manifest(&store));
+    let reader = open_read_only(&store).unwrap();
+    let refused = ErrorKind::ReadOnlyFilesystem;
+    assert_eq!(reader.remove(&segment_name(0)).unwrap_err().kind(), refused);
+    assert_eq!(reader.create("new", 512).map(drop).unwrap_err().kind(), refused);
+    assert_eq!(reader.rename("new", &segment_name(0)).unwrap_err().kind(), refused);
+    assert_eq!(reader.sync_names().unwrap_err().kind(), refused);
+    let file = reader.open(&segment_name(1)).unwrap().unwrap();
+    assert_eq!(file.write_at(0, &[&[1]]).unwrap_err().kind(), refused);
+    reader.discard(&file);
+    assert_eq!(contents(&reader), contents(&pool));
+    assert_eq!((objects(&store), manifest(&store)), before);
+    // The writer has noticed nothing.
+    write(&pool, 0, 99).unwrap();
+}
+
+/// The writer compacts the pool and removes what the reader's manifest names, before the reader has
+/// read it.
+#[test]
+fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
+    for moment in [Moment::After(1), Moment::Before(3), Moment::Before(5), Moment::Before(8)] {
+        let store = with_segments(4);
+        let pool = open(&store, idle());
+        for number in 0..10 {
+            write(&pool, usize::from(number) % 4, number).unwrap();
+        }
+        drop(pool);
+        let writer = open(&store, settings());
+        write(&writer, 0, 1).unwrap();
+        let connection = Connection::new(&store);
+        let expected = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&expected);
+        let run = move || {
+            for number in 10..60 {
+                write(&writer, usize::from(number) % 4, number).unwrap();
+            }
+            *result.lock().unwrap() = Some(contents(&writer));
+        };
+        connection.plan().hook = Some((moment, Box::new(run)));
+        let reader = BucketStore::open_read_only(client(&connection), settings(), &runtime());
+        let found = contents(&reader.unwrap());
+        assert_eq!(Some(found), expected.lock().unwrap().take(), "{moment:?}");
+    }
+}
+
+#[test]
+fn a_path_without_a_pool_is_named_and_nothing_is_made() {
+    let store = Arc::new(InMemory::new());
+    for opened in [open_read_only(&store), open_at(&Connection::new(&store), settings(), None)] {
+        let error = opened.unwrap_err();
+        assert!(matches!(&error, BucketError::NoPool { .. }), "{error}");
+    }
+    assert!(objects(&store).is_empty());
+}
+
+/// The cache is opened before the pool is taken over.
+#[test]
+fn a_cache_that_cannot_be_used_does_not_end_the_writer() {
+    let store = with_segments(1);
+    let folder = tempfile::tempdir().unwrap();
+    let connection = Connection::new(&store);
+    let pool = open_at(&connection, settings(), Some(folder.path())).unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "no directory").unwrap();
+    for cache in [folder.path(), &file] {
+        let refused = open_at(&Connection::new(&store), settings(), Some(cache));
+        assert!(matches!(refused, Err(BucketError::Store(_))), "{refused:?}");
+        write(&pool, 0, 1).unwrap();
+    }
+}
+
+/// The writer compacts the pool, and replaces the manifest, while another machine takes it over.
+#[test]
+fn a_pool_is_taken_over_from_a_writer_that_compacts_it() {
+    let store = with_segments(4);
+    let writer = open(&store, settings());
+    let epoch = writer.epoch();
+    let expected = Arc::new(Mutex::new(None));
+    let (result, other) = (Arc::clone(&expected), Arc::clone(&store));
+    let run = move || {
+        let changes = manifest(&other).changes;
+        for number in 0..60 {
+            write(&writer, usize::from(number) % 4, number).unwrap();
+        }
+        assert!(manifest(&other).changes > changes, "no compaction");
+        *result.lock().unwrap() = Some((contents(&writer), writer));
+    };
+    let connection = Connection::new(&store);
+    // The first request reads the manifest, and the second one replaces it.
+    connection.plan().hook = Some((Moment::Before(2), Box::new(run)));
+    let pool = open_at(&connection, settings(), None).unwrap();
+    let (found, writer) = expected.lock().unwrap().take().unwrap();
+    assert_eq!(pool.epoch(), epoch + 1);
+    assert_eq!(contents(&pool), found);
+    let error = write(&writer, 0, 1).unwrap_err().to_string();
+    assert!(error.contains("another opener has taken over the pool"), "{error}");
+}
+
+/// Plain writes may be lost, as with a disk that has a volatile cache: a machine that another one
+/// has fenced takes them until it notices. It acknowledges no sync, so no flush and no write with
+/// FUA.
+#[test]
+fn a_fenced_machine_takes_plain_writes_and_acknowledges_no_sync() {
+    let store = with_segments(1);
+    let first = open(&store, idle());
+    write(&first, 0, 1).unwrap();
+    let second = open(&store, idle());
+    let file = first.open(&segment_name(0)).unwrap().unwrap();
+    file.write_at(0, &[&[7; 512]]).unwrap();
+    for _ in 0..2 {
+        let error = file.sync().unwrap_err().to_string();
+        assert!(error.contains("another opener has taken over the pool"), "{error}");
+        // The machine has noticed.
+        assert!(file.write_at(0, &[&[7; 512]]).is_err());
+        assert!(file.read_at(0, &mut [0; 512]).is_err());
+    }
+    let mut expected = vec![0; SEGMENT_BYTES];
+    expected[1024..1536].fill(1);
+    assert_eq!(contents(&second), [expected]);
+}
+
+/// Each opening adds an epoch to the manifest, until one compacts the pool.
+#[test]
+fn openings_without_writes_leave_few_epochs_to_replay() {
+    let store = with_segments(2);
+    for number in 0..40 {
+        let pool = open(&store, idle());
+        assert_eq!(contents(&pool), vec![vec![0; SEGMENT_BYTES]; 2]);
+        let epochs = manifest(&store).replays.len();
+        assert!(epochs <= 9, "{epochs} after {number} openings");
+    }
+}
+
+#[test]
+fn objects_are_removed_after_the_delay_and_not_before() {
+    let store = with_segments(4);
+    let hour = Duration::from_secs(3600);
+    let pool = open(&store, BucketSettings { removal_delay: hour, ..settings() });
+    let before = objects(&store)["batch"];
+    for number in 0..60 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+    }
+    assert_eq!(objects(&store)["batch"], before + 60);
+    let waiting: u32 = manifest(&store).removals.iter().map(|it| it.count).sum();
+    assert!(waiting > 40, "{waiting} objects are to be removed");
+    drop(pool);
+    let pool = open(&store, settings());
+    for number in 0..20 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+    }
+    let after = objects(&store)["batch"];
+    assert!(after < 40, "{after} batches of {}", before + 80);
+}
+
+/// A part of the table in the place of a newer one is intact, and has another number.
+#[test]
+fn a_part_of_the_table_of_another_place_is_refused() {
+    let store = with_segments(2);
+    let pool = open(&store, BucketSettings { removal_delay: Duration::MAX, ..settings() });
+    let part = || manifest(&store).parts[0].unwrap();
+    write(&pool, 0, 1).unwrap();
+    let mut parts = Vec::new();
+    for number in 0..60 {
+        write(&pool, 1, number).unwrap();
+        parts.push(part());
+    }
+    drop(pool);
+    parts.dedup();
+    let (older, newest) = (parts[parts.len() - 2].to_string(), part().to_string());
+    let path = ObjectPath::from(format!("pool/{newest}"));
+    let bytes = object(&store, &older);
+    runtime().block_on(store.put(&path, bytes.into())).unwrap();
+    let error = open_read_only(&store).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("`{newest}` belongs to another pool")), "{error}");
+}
