@@ -187,6 +187,7 @@ object-stores: export BLOCKYARD_TEST_SKIP =
 object-stores: deps ## pools on MinIO and versitygw, through connections that break, with boto3 as the witness
 	./.ci/object-stores
 	$(CARGO) test --locked -p blockyard-object --test stores -- --nocapture --test-threads=2
+	$(CARGO) test --locked -p blockyard --test interop -- --nocapture object_store::
 
 # Not part of `make test`: it needs network and 2 GB for the images of the guests, the first time some
 # minutes to make them, and then 30 to 40 minutes where QEMU has no KVM.

@@ -23,6 +23,7 @@ mod info;
 mod left;
 mod listeners;
 mod modes;
+mod object_store;
 mod place;
 mod qemu;
 mod ram;

@@ -230,9 +230,8 @@ impl CutPool<'_> {
     /// Makes the pool, in half of the cases in a second attempt after a power cut in the first.
     fn make(&mut self) {
         let places = PoolPaths {
-            path: self.mounted.file("a").into(),
             path2: self.copies().get(1).map(|name| self.mounted.file(name).into()),
-            degraded: false,
+            ..PoolPaths::of(self.mounted.file("a"))
         };
         let images = match self.cell.kind {
             Kind::SegmentStore => Vec::new(),

@@ -31,6 +31,8 @@ mod zonefs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use blockyard_object::Provider;
+use blockyard_yard::paths;
 use clap::Parser;
 
 use crate::args::{Cli, Command};
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
+    blockyard_store::remote::register(Box::new(Provider::new(paths::state_dir)));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let result = match command {
         // The daemon has threads of its own that must not wait for the lock.

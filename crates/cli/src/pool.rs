@@ -97,7 +97,7 @@ fn find(args: &PoolsArgs) -> Result<Vec<ShownPool>, Failure> {
     }
     let named = |pool: &PathBuf| {
         let (pool, degraded, talk) = (pool.clone(), *degraded, talk.clone());
-        let args = VolumePoolArgs { pool, degraded, talk };
+        let args = VolumePoolArgs { pool, degraded, take_over: false, talk };
         let access = ReadOnlyAccess::find(&args)?;
         let is_open = matches!(access, ReadOnlyAccess::There(..));
         Ok(ShownPool { view: access.view()?, is_open })

@@ -50,7 +50,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
                 let reserved = reservation_bytes.unwrap_or(0);
                 check_new(&args.at.name, args.size, block_bytes, reserved).map_err(refused)?;
             }
-            let make = Make::IfMissing { consent: args.force };
+            let make = Make::IfMissing { consent: args.force, capacity: args.capacity };
             let pool = PoolAccess::find(&args.at.pool, make)?;
             work_in(pool, &args.at.pool, &args.at.name, "create", request, out)
         }

@@ -7,8 +7,8 @@
 //! [`location`] has the URI and the credentials, [`answer`] names what a store answers, and
 //! [`preflight`] refuses a store whose conditional writes do not exclude a second writer.
 //!
-//! [`store`] is a pool's [`SegmentStore`](blockyard_store::SegmentStore) above the client. The
-//! daemon and the commands do not open such pools yet.
+//! [`store`] is a pool's [`SegmentStore`](blockyard_store::SegmentStore) above the client, and
+//! [`provider`] opens it by its URI.
 
 pub mod answer;
 mod bucket_error;
@@ -20,6 +20,7 @@ mod image;
 mod journal;
 pub mod location;
 pub mod preflight;
+pub mod provider;
 mod reads;
 mod recovery;
 pub mod requests;
@@ -30,6 +31,7 @@ use std::time::Duration;
 pub use bucket_error::BucketError;
 pub use client::{Created, ListedObject, Object, ObjectClient, Retries, Swapped};
 pub use location::{Access, ObjectUri};
+pub use provider::Provider;
 pub use reads::BucketReads;
 pub use requests::{RequestCount, RequestKind, Requests};
 pub use store::BucketStore;

@@ -56,6 +56,14 @@ struct NewFile {
 
 type NewFiles = Arc<Mutex<BTreeMap<String, NewFile>>>;
 
+/// Whether there is a pool.
+///
+/// # Errors
+/// If the object store does not say so.
+pub(crate) fn has_pool(client: &ObjectClient, runtime: &Runtime) -> Result<bool, BucketError> {
+    Ok(runtime.block_on(recovery::manifest(client))?.is_some())
+}
+
 fn no_pool(client: &ObjectClient) -> BucketError {
     BucketError::NoPool { place: client.title().to_owned() }
 }

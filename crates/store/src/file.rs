@@ -22,6 +22,7 @@ use blockyard_sync::rcu_cell::RcuCell;
 use rustix::io::ReadWriteFlags;
 use rustix::process::{Resource, getrlimit};
 
+use crate::remote::RemoteFile;
 use crate::{Pin, StoreFile};
 
 /// Most parts that the kernel takes in one call (`IOV_MAX`).
@@ -37,6 +38,8 @@ pub(crate) enum Source {
     Open(Arc<File>),
     /// Opened when it is needed; the number distinguishes files of this kind.
     OnDemand(Arc<OnDemand>, u32),
+    /// No file of this system.
+    Remote(Arc<dyn RemoteFile>),
 }
 
 impl Source {
@@ -48,6 +51,7 @@ impl Source {
         match self {
             Source::Open(file) => Ok(Arc::clone(file)),
             Source::OnDemand(file, _) => file.get(what),
+            Source::Remote(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -56,6 +60,7 @@ impl Source {
         match (self, other) {
             (Source::Open(one), Source::Open(other)) => Arc::ptr_eq(one, other),
             (Source::OnDemand(one, _), Source::OnDemand(other, _)) => Arc::ptr_eq(one, other),
+            (Source::Remote(one), Source::Remote(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -65,6 +70,7 @@ impl Source {
         match self {
             Source::Open(file) => file.as_raw_fd() as usize,
             Source::OnDemand(_, number) => *number as usize,
+            Source::Remote(file) => Arc::as_ptr(file).addr(),
         }
     }
 }
@@ -123,6 +129,12 @@ impl PoolFile {
     ) -> PoolFile {
         let source = Source::OnDemand(file, number);
         PoolFile { source, base: 0, len: Some(len), is_sparse, syncs: None }
+    }
+
+    /// A file of a remote pool.
+    pub(crate) fn remote(file: Arc<dyn RemoteFile>) -> PoolFile {
+        let source = Source::Remote(file);
+        PoolFile { source, base: 0, len: None, is_sparse: false, syncs: None }
     }
 
     /// How the file is obtained.
@@ -184,23 +196,33 @@ impl PoolFile {
 
 impl StoreFile for PoolFile {
     fn len(&self) -> io::Result<u64> {
-        match self.len {
-            Some(len) => Ok(len),
-            None => Ok(self.source.get(Use::Read)?.metadata()?.len()),
+        match (self.len, &self.source) {
+            (Some(len), _) => Ok(len),
+            (None, Source::Remote(file)) => file.len(),
+            (None, source) => Ok(source.get(Use::Read)?.metadata()?.len()),
         }
     }
 
     #[inline]
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if let Source::Remote(file) = &self.source {
+            return file.read_at(offset, into);
+        }
         self.source.get(Use::Read)?.read_exact_at(into, self.source_offset(offset))
     }
 
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        if let Source::Remote(file) = &self.source {
+            return file.write_at(offset, parts);
+        }
         let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         self.write_slices(offset, &mut slices, ReadWriteFlags::empty())
     }
 
     fn sync(&self) -> io::Result<()> {
+        if let Source::Remote(file) = &self.source {
+            return file.sync();
+        }
         let file = self.source.get(Use::Read)?;
         match &self.syncs {
             Some(syncs) => syncs.sync(|| file.sync_data()),
@@ -213,6 +235,9 @@ impl StoreFile for PoolFile {
     }
 
     fn pin(&self) -> io::Result<Pin> {
+        if let Source::Remote(file) = &self.source {
+            return file.pin();
+        }
         Ok(Pin::of(self.source.get(Use::Write)?))
     }
 }

@@ -1,5 +1,5 @@
 //! Where pools keep their bytes: a directory, a disk, or two copies of either, read and written by
-//! io_uring or by blocking calls.
+//! io_uring or by blocking calls; or remote storage that another crate provides ([`remote`]).
 //!
 //! [`SegmentStore`] is the interface between a pool and its storage. It has three parts:
 //!
@@ -25,6 +25,7 @@ pub mod log_writer;
 pub mod mirror;
 mod pool_store;
 pub mod reads;
+pub mod remote;
 mod ring;
 
 use std::fmt;
@@ -113,6 +114,9 @@ pub struct Layout {
 /// # Errors
 /// If the path cannot be examined: there may be a pool.
 pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
+    if let Some(uri) = remote::uri_of(path) {
+        return remote::provider(uri)?.is_pool(uri);
+    }
     let superblock = path.join(superblock::FILE);
     let examine = || -> io::Result<bool> {
         match metadata_of(path)? {
@@ -145,6 +149,9 @@ fn superblock_at(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
 
 /// The error for a path without a pool. Segments without a superblock are a damaged pool.
 pub fn no_pool(path: &Path) -> StoreError {
+    if remote::is_remote(path) {
+        return StoreError::NoPool { path: path.to_owned(), why: "it has no manifest".to_owned() };
+    }
     let first = path.join(segment_name(0));
     if let Ok(Some(_)) = metadata_of(&first) {
         return FormatError::NoSuperblock { path: path.display().to_string() }.into();
@@ -179,6 +186,9 @@ pub(crate) fn metadata_of(path: &Path) -> io::Result<Option<Metadata>> {
 /// # Errors
 /// If the path cannot hold a pool.
 pub(crate) fn prepare_path(path: &Path) -> Result<PathBuf, StoreError> {
+    if let Some(uri) = remote::uri_of(path) {
+        return remote::provider(uri).map(|_| path.to_owned());
+    }
     let doing = || StoreError::io(format!("cannot make `{}`", path.display()));
     let wrong = |wanted: &str| {
         let (value, wanted) = (path.display().to_string(), wanted.to_owned());

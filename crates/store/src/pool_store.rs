@@ -16,11 +16,13 @@ use crate::buffer::Buffer;
 use crate::directory::DirectoryStore;
 use crate::disk::Disk;
 use crate::error::StoreError;
+use crate::file::Source;
 use crate::lock::{self, Lock};
 use crate::lock_owner::LockOwner;
 use crate::log_writer::Ended;
 use crate::mirror::Mirror;
 use crate::reads::FinishedRead;
+use crate::remote::{self, RemoteParameters, RemoteStore};
 use crate::ring::reads::RingReads;
 use crate::ring::{self, EventFd, ReadRing, UringLogWriter};
 use crate::{
@@ -54,6 +56,7 @@ pub enum Purpose {
 enum PoolLocation {
     DirectoryStore(DirectoryStore),
     Disk(Disk),
+    Remote(Box<dyn RemoteStore>),
 }
 
 impl PoolStore {
@@ -70,6 +73,24 @@ impl PoolStore {
     /// # Errors
     /// As [`PoolStore::take`].
     pub fn take_for(path: &Path, purpose: Purpose) -> Result<PoolStore, StoreError> {
+        PoolStore::take_with(path, purpose, &RemoteParameters::default())
+    }
+
+    /// Locks a directory or a disk for a purpose, or opens remote storage by its parameters.
+    ///
+    /// # Errors
+    /// As [`PoolStore::take`].
+    pub(crate) fn take_with(
+        path: &Path,
+        purpose: Purpose,
+        parameters: &RemoteParameters,
+    ) -> Result<PoolStore, StoreError> {
+        if let Some(uri) = remote::uri_of(path) {
+            let remote = remote::provider(uri)?.open(uri, purpose, parameters)?;
+            let (path, location) = (path.to_owned(), PoolLocation::Remote(remote));
+            return Ok(PoolStore { path, location, uring: false, rings: Mutex::default() });
+        }
+        parameters.refuse()?;
         let path = match purpose {
             Purpose::ReadOnly => path
                 .canonicalize()
@@ -95,6 +116,7 @@ impl PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.locks(),
             PoolLocation::Disk(disk) => vec![Arc::clone(disk.lock())],
+            PoolLocation::Remote(_) => Vec::new(),
         }
     }
 
@@ -107,6 +129,7 @@ impl PoolStore {
         let written = match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.write_lock_owner(&lock_owner),
             PoolLocation::Disk(disk) => disk.write_lock_owner(&lock_owner),
+            PoolLocation::Remote(remote) => remote.announce(control),
         };
         written.map_err(StoreError::io(format!("cannot write to `{}`", self.path.display())))
     }
@@ -116,6 +139,16 @@ impl PoolStore {
     /// # Errors
     /// If the system refuses what `kind` requires.
     pub fn with(mut self, kind: StoreKind) -> Result<PoolStore, StoreError> {
+        if matches!(&self.location, PoolLocation::Remote(_)) {
+            return match kind {
+                StoreKind::Auto => Ok(self),
+                StoreKind::Uring | StoreKind::Threads => Err(StoreError::Invalid {
+                    field: "store",
+                    value: kind.to_string(),
+                    wanted: "auto: a pool in an object store has no files".to_owned(),
+                }),
+            };
+        }
         let probed = match kind {
             StoreKind::Threads => return Ok(self),
             StoreKind::Auto | StoreKind::Uring => ring::probe(),
@@ -144,6 +177,8 @@ impl PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.is_direct(),
             PoolLocation::Disk(disk) => disk.is_direct(),
+            // No page cache lies between a sync and the storage.
+            PoolLocation::Remote(_) => true,
         }
     }
 
@@ -158,7 +193,7 @@ impl PoolStore {
                 directory.free_bytes().map_err(StoreError::io(doing))
             }
             // All of the disk is segments.
-            PoolLocation::Disk(_) => Ok(0),
+            PoolLocation::Disk(_) | PoolLocation::Remote(_) => Ok(0),
         }
     }
 }
@@ -178,6 +213,7 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.open(name),
             PoolLocation::Disk(disk) => disk.open(name),
+            PoolLocation::Remote(remote) => Ok(remote.open(name)?.map(PoolFile::remote)),
         }
     }
 
@@ -185,6 +221,7 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.create(name, len),
             PoolLocation::Disk(disk) => disk.create(name),
+            PoolLocation::Remote(remote) => Ok(PoolFile::remote(remote.create(name, len)?)),
         }
     }
 
@@ -195,6 +232,7 @@ impl SegmentFiles for PoolStore {
                 disk.rename(to);
                 Ok(())
             }
+            PoolLocation::Remote(remote) => remote.rename(from, to),
         }
     }
 
@@ -202,6 +240,7 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.remove(name),
             PoolLocation::Disk(_) => Ok(()),
+            PoolLocation::Remote(remote) => remote.remove(name),
         }
     }
 
@@ -210,6 +249,7 @@ impl SegmentFiles for PoolStore {
             PoolLocation::DirectoryStore(directory) => directory.names(),
             // The parts of a disk have no names.
             PoolLocation::Disk(_) => Ok(Vec::new()),
+            PoolLocation::Remote(remote) => remote.names(),
         }
     }
 
@@ -217,6 +257,7 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.names(),
             PoolLocation::Disk(disk) => Ok(disk.names()),
+            PoolLocation::Remote(remote) => remote.names(),
         }
     }
 
@@ -224,6 +265,7 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.sync_names(),
             PoolLocation::Disk(_) => Ok(()),
+            PoolLocation::Remote(remote) => remote.sync_names(),
         }
     }
 
@@ -231,16 +273,27 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.erase(),
             PoolLocation::Disk(disk) => disk.erase(),
+            PoolLocation::Remote(remote) => {
+                remote.names()?.iter().try_for_each(|name| remote.remove(name))?;
+                remote.sync_names()
+            }
         }
     }
 
     fn discards(&self) -> bool {
-        matches!(&self.location, PoolLocation::Disk(disk) if disk.discards())
+        match &self.location {
+            PoolLocation::DirectoryStore(_) => false,
+            PoolLocation::Disk(disk) => disk.discards(),
+            PoolLocation::Remote(_) => true,
+        }
     }
 
     fn discard(&self, file: &PoolFile) {
         if let PoolLocation::Disk(disk) = &self.location {
             disk.discard(file);
+        }
+        if let Source::Remote(file) = file.source() {
+            file.discard();
         }
     }
 
@@ -248,14 +301,16 @@ impl SegmentFiles for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.deallocate(file),
             // A disk uses discards instead.
-            PoolLocation::Disk(_) => Err(io::ErrorKind::Unsupported.into()),
+            PoolLocation::Disk(_) | PoolLocation::Remote(_) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
         }
     }
 
     fn allocate(&self, file: &PoolFile, len: u64) -> io::Result<()> {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.allocate(file, len),
-            PoolLocation::Disk(_) => Ok(()),
+            PoolLocation::Disk(_) | PoolLocation::Remote(_) => Ok(()),
         }
     }
 }
@@ -269,6 +324,7 @@ impl StoreLocation for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.prepare(&self.path),
             PoolLocation::Disk(disk) => disk.prepare(),
+            PoolLocation::Remote(remote) => remote.prepare(),
         }
     }
 
@@ -279,6 +335,7 @@ impl StoreLocation for PoolStore {
             }
             PoolLocation::DirectoryStore(_) => Ok(wanted),
             PoolLocation::Disk(disk) => disk.set_layout(wanted, is_new),
+            PoolLocation::Remote(remote) => remote.set_layout(wanted, is_new),
         }
     }
 
@@ -286,6 +343,7 @@ impl StoreLocation for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(_) => usize::MAX,
             PoolLocation::Disk(disk) => disk.segments_max(),
+            PoolLocation::Remote(remote) => remote.segments_max(),
         }
     }
 
@@ -293,7 +351,7 @@ impl StoreLocation for PoolStore {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.growth_bytes().unwrap_or(u64::MAX),
             // A disk limits the number of segments instead.
-            PoolLocation::Disk(_) => u64::MAX,
+            PoolLocation::Disk(_) | PoolLocation::Remote(_) => u64::MAX,
         }
     }
 
@@ -302,6 +360,7 @@ impl StoreLocation for PoolStore {
             PoolLocation::DirectoryStore(directory) => directory.check_location(),
             // A device that disappears returns errors by itself.
             PoolLocation::Disk(_) => Ok(()),
+            PoolLocation::Remote(remote) => remote.check_location(),
         }
     }
 
@@ -321,6 +380,9 @@ impl SegmentStore for PoolStore {
     }
 
     fn log_writer(&self, scratch: Option<&Arc<PoolFile>>) -> PoolLogWriter {
+        if let PoolLocation::Remote(remote) = &self.location {
+            return PoolLogWriter::Remote(remote.log_writer());
+        }
         // On a disk with page cache, syncs of the shared descriptor must be serialised, which a
         // ring does not do.
         let is_apart =
@@ -339,6 +401,9 @@ impl SegmentStore for PoolStore {
     }
 
     fn reads(&self, event_fd: Option<&EventFd>) -> PoolReads {
+        if let PoolLocation::Remote(remote) = &self.location {
+            return PoolReads::Remote(remote.reads(event_fd));
+        }
         if self.uring
             && let Some(event_fd) = event_fd
         {
@@ -366,6 +431,8 @@ pub enum PoolLogWriter {
     Ring(Box<UringLogWriter>),
     /// By blocking calls.
     Blocking(Blocking),
+    /// To remote storage.
+    Remote(Box<dyn LogWriter<PoolFile>>),
 }
 
 impl LogWriter<PoolFile> for PoolLogWriter {
@@ -374,6 +441,7 @@ impl LogWriter<PoolFile> for PoolLogWriter {
         match self {
             PoolLogWriter::Ring(log_writer) => log_writer.depth(),
             PoolLogWriter::Blocking(log_writer) => LogWriter::<PoolFile>::depth(log_writer),
+            PoolLogWriter::Remote(log_writer) => log_writer.depth(),
         }
     }
 
@@ -387,6 +455,7 @@ impl LogWriter<PoolFile> for PoolLogWriter {
         match self {
             PoolLogWriter::Ring(log_writer) => log_writer.waker(),
             PoolLogWriter::Blocking(_) => None,
+            PoolLogWriter::Remote(log_writer) => log_writer.waker(),
         }
     }
 
@@ -403,6 +472,9 @@ impl LogWriter<PoolFile> for PoolLogWriter {
             PoolLogWriter::Blocking(log_writer) => {
                 log_writer.begin(file, at, write_batch, durability)
             }
+            PoolLogWriter::Remote(log_writer) => {
+                log_writer.begin(file, at, write_batch, durability)
+            }
         }
     }
 
@@ -411,6 +483,7 @@ impl LogWriter<PoolFile> for PoolLogWriter {
         match self {
             PoolLogWriter::Ring(log_writer) => log_writer.wait(event_count, is_there),
             PoolLogWriter::Blocking(_) => true,
+            PoolLogWriter::Remote(log_writer) => log_writer.wait(event_count, is_there),
         }
     }
 
@@ -419,6 +492,7 @@ impl LogWriter<PoolFile> for PoolLogWriter {
         match self {
             PoolLogWriter::Ring(log_writer) => log_writer.end(),
             PoolLogWriter::Blocking(log_writer) => LogWriter::<PoolFile>::end(log_writer),
+            PoolLogWriter::Remote(log_writer) => log_writer.end(),
         }
     }
 }
@@ -430,6 +504,8 @@ pub enum PoolReads {
     Ring(Box<RingReads>),
     /// By blocking calls.
     Blocking(BlockingReads),
+    /// From remote storage.
+    Remote(Box<dyn Reads<PoolFile>>),
 }
 
 impl Reads<PoolFile> for PoolReads {
@@ -438,13 +514,16 @@ impl Reads<PoolFile> for PoolReads {
         match self {
             PoolReads::Ring(reads) => reads.begin(token, file, offset, buffer),
             PoolReads::Blocking(reads) => reads.begin(token, file, offset, buffer),
+            PoolReads::Remote(reads) => reads.begin(token, file, offset, buffer),
         }
     }
 
     #[inline]
     fn submit(&mut self) {
-        if let PoolReads::Ring(reads) = self {
-            reads.submit();
+        match self {
+            PoolReads::Ring(reads) => reads.submit(),
+            PoolReads::Blocking(_) => {}
+            PoolReads::Remote(reads) => reads.submit(),
         }
     }
 
@@ -453,6 +532,7 @@ impl Reads<PoolFile> for PoolReads {
         match self {
             PoolReads::Ring(reads) => reads.take(),
             PoolReads::Blocking(reads) => Reads::<PoolFile>::take(reads),
+            PoolReads::Remote(reads) => reads.take(),
         }
     }
 
@@ -461,6 +541,7 @@ impl Reads<PoolFile> for PoolReads {
         match self {
             PoolReads::Ring(reads) => reads.is_any(),
             PoolReads::Blocking(reads) => Reads::<PoolFile>::is_any(reads),
+            PoolReads::Remote(reads) => reads.is_any(),
         }
     }
 
@@ -469,12 +550,15 @@ impl Reads<PoolFile> for PoolReads {
         match self {
             PoolReads::Ring(reads) => reads.in_flight(),
             PoolReads::Blocking(reads) => Reads::<PoolFile>::in_flight(reads),
+            PoolReads::Remote(reads) => reads.in_flight(),
         }
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        if let PoolReads::Ring(reads) = self {
-            reads.sleep(at_most);
+        match self {
+            PoolReads::Ring(reads) => reads.sleep(at_most),
+            PoolReads::Blocking(_) => {}
+            PoolReads::Remote(reads) => reads.sleep(at_most),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use blockyard_core::Bytes;
 use blockyard_os::private_file::read_private_bytes;
+use blockyard_store::remote::{RemoteParameters, is_remote};
 use blockyard_store::{Commit, PoolPaths, StoreKind};
 use blockyard_volume_format::catalogue::is_name;
 use blockyard_volume_format::properties::Properties;
@@ -112,6 +113,8 @@ pub struct VolumeConfig {
     /// How the pool's files are read and written; `None`: any way. A pool that is open with another
     /// value is refused.
     pub store: Option<StoreKind>,
+    /// The parameters of a pool in an object store.
+    pub remote: RemoteParameters,
     /// The file with the secret of an encrypted volume. A volume that this opening makes is
     /// encrypted if there is one. `None`: the volume is not encrypted, or unlocked.
     pub secret: Option<SecretFile>,
@@ -191,6 +194,7 @@ impl VolumeConfig {
             map_cache: 0,
             commit: None,
             store: None,
+            remote: RemoteParameters::default(),
             secret: None,
         }
     }
@@ -222,7 +226,8 @@ impl VolumeConfig {
     /// If there are not as many copies as there have to be.
     pub(crate) fn places(&self) -> Result<PoolPaths, VolumeError> {
         let (path, path2) = (self.path.clone(), self.path2.clone());
-        let places = PoolPaths { path, path2, degraded: self.degraded };
+        let (degraded, remote) = (self.degraded, self.remote.clone());
+        let places = PoolPaths { path, path2, degraded, remote };
         let second = places.second()?;
         let refused = |value: &str, wanted: String| {
             Err(VolumeError::Invalid { field: "copies", value: value.to_owned(), wanted })
@@ -233,6 +238,31 @@ impl VolumeConfig {
                 refused("1", format!("2: the other copy is at `{}`", second.display()))
             }
             _ => Ok(places),
+        }
+    }
+
+    /// Refuses parameters that only pools in directories or on disks have, or only those in object
+    /// stores.
+    fn check_remote(&self) -> Result<(), VolumeError> {
+        let refused = |field, value: String, wanted: &str| {
+            let wanted = format!("{wanted}: the pool is in an object store");
+            Err(VolumeError::Invalid { field, value, wanted })
+        };
+        if !is_remote(&self.path) {
+            return Ok(self.remote.refuse()?);
+        }
+        if let Some(path) = &self.path2 {
+            return refused("path2", path.display().to_string(), "none");
+        }
+        match (self.copies, self.commit, self.store) {
+            (copies @ 2.., ..) => refused("copies", copies.to_string(), "1"),
+            (_, Some(commit @ Commit::TaskQueue(_)), _) => {
+                refused("commit", commit.to_string(), "group")
+            }
+            (.., Some(store @ (StoreKind::Uring | StoreKind::Threads))) => {
+                refused("store", store.to_string(), "auto")
+            }
+            _ => Ok(()),
         }
     }
 
@@ -256,6 +286,7 @@ impl VolumeConfig {
                 return refused("path2", shown(), "none where there is one copy: copies=2");
             }
         }
+        self.check_remote()?;
         if self.copies > 2 {
             return refused("copies", self.copies.to_string(), "1 or 2");
         }
@@ -310,6 +341,25 @@ mod tests {
                 "invalid compress `zstd:20`",
             ),
             (VolumeConfig { size: 5000, ..good.clone() }, "invalid size `5000`"),
+            (
+                VolumeConfig {
+                    remote: RemoteParameters { capacity_bytes: 1, ..RemoteParameters::default() },
+                    ..good.clone()
+                },
+                "invalid pool_size `1`: expected none, unless path=s3://BUCKET/PREFIX",
+            ),
+            (
+                VolumeConfig { path: "s3://b/p".into(), copies: 2, ..good.clone() },
+                "invalid copies `2`: expected 1: the pool is in an object store",
+            ),
+            (
+                VolumeConfig {
+                    path: "s3://b/p".into(),
+                    commit: Some(Commit::TaskQueue(2)),
+                    ..good.clone()
+                },
+                "invalid commit `taskq:2`: expected group: ",
+            ),
             (VolumeConfig { size: 2 << 50, ..good }, "invalid size "),
         ] {
             let error = config.check().unwrap_err();

@@ -135,12 +135,15 @@ pub(crate) enum VolumeCommand {
 /// A pool.
 #[derive(Args, Debug)]
 pub(crate) struct VolumePoolArgs {
-    /// The pool's directory or disk
+    /// The pool's directory or disk, or s3://BUCKET/PREFIX
     #[arg(value_name = "POOL", index = 1)]
     pub(crate) pool: PathBuf,
     /// Open a mirrored pool with this copy only, although the other copy may be newer
     #[arg(long)]
     pub(crate) degraded: bool,
+    /// Change a pool in an object store although another machine may have it open, and loses it
+    #[arg(long)]
+    pub(crate) take_over: bool,
     #[command(flatten)]
     pub(crate) talk: TalkArgs,
 }
@@ -408,6 +411,9 @@ pub(crate) struct VolumeCreateArgs {
     /// Create the pool on a disk that holds other data, which is lost; never over a pool
     #[arg(long)]
     pub(crate) force: bool,
+    /// Capacity of a pool in an object store that this creates
+    #[arg(long = "pool-size", value_name = "SIZE", value_parser = bytes, default_value = "0")]
+    pub(crate) capacity: u64,
     /// Space reserved for the volume, before compression
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,

@@ -35,7 +35,7 @@ pub(super) fn import(args: &VolumeImportArgs, out: &mut impl Write) -> Result<()
     let (name, block_bytes) = (&args.at.name, u32::try_from(args.volblocksize).unwrap_or(u32::MAX));
     // Everything is checked before a pool is made.
     check_new(name, image.volume_bytes(block_bytes), block_bytes, 0).map_err(refused)?;
-    let pool = PoolAccess::find(&args.at.pool, Make::IfMissing { consent: false })?;
+    let pool = PoolAccess::find(&args.at.pool, Make::IfMissing { consent: false, capacity: 0 })?;
     let imported = receive(&pool, args, image, block_bytes)?;
     let snapshot = format!("{name}@{IMPORT_SNAPSHOT}");
     let request = VolumeRequest { name: snapshot.clone(), ..VolumeRequest::default() };

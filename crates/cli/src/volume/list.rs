@@ -321,7 +321,8 @@ pub(super) fn list(args: &VolumeListArgs, out: &mut impl Write) -> Result<(), Fa
 fn pools(args: &PoolsArgs) -> Result<Vec<(String, ReadOnlyAccess)>, Failure> {
     let named = |pool: &std::path::PathBuf| {
         let (degraded, talk) = (args.degraded, args.talk.clone());
-        let access = ReadOnlyAccess::find(&VolumePoolArgs { pool: pool.clone(), degraded, talk })?;
+        let named = VolumePoolArgs { pool: pool.clone(), degraded, take_over: false, talk };
+        let access = ReadOnlyAccess::find(&named)?;
         Ok((pool.display().to_string(), access))
     };
     if !args.pools.is_empty() {

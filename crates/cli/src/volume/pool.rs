@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockyard_store::remote::RemoteParameters;
 use blockyard_store::{LockOwner, PoolBacking, PoolPaths, StoreError, is_pool, no_pool};
 use blockyard_volume::{Options, ReadOnlyPool, Running, VolumeError};
 use blockyard_volume_admin::space::list_read_only;
@@ -21,8 +22,9 @@ use crate::serve::raise_files;
 pub(crate) enum Make {
     /// It is said.
     Never,
-    /// It is made; with consent also on a disk that has something else.
-    IfMissing { consent: bool },
+    /// It is made; with consent also on a disk that has something else. In an object store it gets
+    /// this capacity in bytes.
+    IfMissing { consent: bool, capacity: u64 },
 }
 
 /// A pool.
@@ -156,8 +158,16 @@ fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, 
     }
     // Each segment of a pool is an open file.
     raise_files();
-    let consent = matches!(make, Make::IfMissing { consent: true });
-    let places = PoolPaths { degraded: args.degraded, ..PoolPaths::of(&path) };
+    let (consent, capacity_bytes) = match make {
+        Make::Never => (false, 0),
+        Make::IfMissing { consent, capacity } => (consent, capacity),
+    };
+    let remote = RemoteParameters {
+        capacity_bytes,
+        take_over: args.take_over,
+        ..RemoteParameters::default()
+    };
+    let places = PoolPaths { degraded: args.degraded, remote, ..PoolPaths::of(&path) };
     match Running::open_places(&places, Options { consent, ..Options::default() }) {
         Ok(running) => {
             // If the command fails, it leaves no new pool.

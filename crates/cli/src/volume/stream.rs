@@ -246,18 +246,19 @@ pub(super) fn receive(args: &VolumeReceiveArgs, out: &mut impl Write) -> Result<
     }
     let mut tell = |bytes| progress.tell(bytes, total);
     // A pool may begin with what comes from another.
-    let received = match PoolAccess::find(&args.pool, Make::IfMissing { consent: false })? {
-        PoolAccess::Here(running) => {
-            let target = ReceiveTarget { name, is_resumable: args.resumable };
-            let received = receive_here(&running, &target, &mut input, &mut tell);
-            received.map_err(|error| named(refused(error)))?.into()
-        }
-        PoolAccess::There(client, path) => {
-            let (pool, resumable) = (text(&path)?, args.resumable);
-            let received = client.receive(&pool, name, resumable, &mut input, &mut tell);
-            received.map_err(|error| named(error.into()))?
-        }
-    };
+    let received =
+        match PoolAccess::find(&args.pool, Make::IfMissing { consent: false, capacity: 0 })? {
+            PoolAccess::Here(running) => {
+                let target = ReceiveTarget { name, is_resumable: args.resumable };
+                let received = receive_here(&running, &target, &mut input, &mut tell);
+                received.map_err(|error| named(refused(error)))?.into()
+            }
+            PoolAccess::There(client, path) => {
+                let (pool, resumable) = (text(&path)?, args.resumable);
+                let received = client.receive(&pool, name, resumable, &mut input, &mut tell);
+                received.map_err(|error| named(error.into()))?
+            }
+        };
     drop(progress);
     if args.pool.talk.json {
         return print_json(&received, out);

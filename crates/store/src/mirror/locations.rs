@@ -14,6 +14,7 @@ use super::attach;
 use super::{Mirror, VerifyPool};
 use crate::disk::{self, Disk};
 use crate::error::StoreError;
+use crate::remote::{RemoteParameters, is_remote};
 use crate::{
     PoolBacking, PoolStore, Purpose, SegmentFiles as _, SegmentStore as _, StoreKind,
     StoreLocation as _, is_pool, no_pool, superblock_at,
@@ -28,6 +29,8 @@ pub struct PoolPaths {
     pub path2: Option<PathBuf>,
     /// If one copy is missing, and may be the newer one, use the other one anyway.
     pub degraded: bool,
+    /// The parameters of a remote pool.
+    pub remote: RemoteParameters,
 }
 
 /// The copies of a pool that this process has locked.
@@ -73,7 +76,12 @@ impl LockedPaths {
 impl PoolPaths {
     /// One path; the label there may name the second copy.
     pub fn of(path: impl Into<PathBuf>) -> PoolPaths {
-        PoolPaths { path: path.into(), path2: None, degraded: false }
+        PoolPaths {
+            path: path.into(),
+            path2: None,
+            degraded: false,
+            remote: RemoteParameters::default(),
+        }
     }
 
     /// The path of the second copy, as given or as named by the label.
@@ -126,9 +134,11 @@ impl PoolPaths {
     /// The canonical paths. Makes the directories if there is no pool yet. If there is one, a
     /// missing directory is not made: its disk may not be mounted.
     pub fn canonical(&self) -> Result<PoolPaths, StoreError> {
-        let degraded = self.degraded;
+        let (degraded, remote) = (self.degraded, self.remote.clone());
+        self.check_remote()?;
         let Some(second) = self.second()? else {
-            return Ok(PoolPaths { path: crate::prepare_path(&self.path)?, path2: None, degraded });
+            let path = crate::prepare_path(&self.path)?;
+            return Ok(PoolPaths { path, path2: None, degraded, remote });
         };
         // If a path cannot be examined, nothing is made.
         let is_used = |path: &PathBuf| {
@@ -148,7 +158,7 @@ impl PoolPaths {
         let both = canonical(&self.path).and_then(|path| Ok((path, canonical(&second)?)));
         let checked = both.and_then(|(path, second)| {
             check_both(&path, &second)?;
-            Ok(PoolPaths { path, path2: Some(second), degraded })
+            Ok(PoolPaths { path, path2: Some(second), degraded, remote })
         });
         if checked.is_err() {
             // Only an empty directory is removed.
@@ -160,7 +170,8 @@ impl PoolPaths {
     /// The directories that do not exist yet, with their missing parents; a directory before its
     /// parent.
     pub fn missing_directories(&self) -> Vec<PathBuf> {
-        self.all().iter().flat_map(|path| owner_only::missing_directories(path)).collect()
+        let local = self.all().into_iter().filter(|path| !is_remote(path));
+        local.flat_map(|path| owner_only::missing_directories(&path)).collect()
     }
 
     /// Whether there is a pool at one of the paths, or a copy of one, or that cannot be determined.
@@ -194,6 +205,18 @@ impl PoolPaths {
         std::iter::once(&self.path).chain(&self.path2).cloned().collect()
     }
 
+    /// Refuses a second copy where one of the two is remote.
+    fn check_remote(&self) -> Result<(), StoreError> {
+        match &self.path2 {
+            Some(second) if is_remote(&self.path) || is_remote(second) => {
+                let wanted = "none: a pool in an object store has one copy".to_owned();
+                let value = second.display().to_string();
+                Err(StoreError::Invalid { field: "path2", value, wanted })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Locks the copies for this process.
     ///
     /// # Errors
@@ -217,7 +240,7 @@ impl PoolPaths {
         purpose: Purpose,
         with: impl Fn(PoolStore) -> Result<PoolStore, StoreError>,
     ) -> Result<LockedPaths, StoreError> {
-        let take = |path: &Path| PoolStore::take_for(path, purpose);
+        let take = |path: &Path| PoolStore::take_with(path, purpose, &self.remote);
         let mut failed = None;
         let mut copy = |path: &PathBuf| {
             let locked = match has_location(path) {
@@ -319,6 +342,10 @@ fn check_both(path: &Path, second: &Path) -> Result<(), StoreError> {
 /// The label of the copy at `path`. It is not locked, so the label is checked again later. A path
 /// with an unreadable label is not a pool of one copy.
 fn known(path: &Path) -> Result<Option<Label>, StoreError> {
+    // A remote pool has one copy, without a label.
+    if is_remote(path) {
+        return Ok(None);
+    }
     if Disk::is_one(path) {
         let label = disk::label_of(path);
         let label = label.map_err(StoreError::io(format!("cannot read `{}`", path.display())))?;

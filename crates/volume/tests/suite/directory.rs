@@ -148,7 +148,7 @@ fn used_segments_without_a_superblock_are_refused_and_nothing_is_written() {
         let before = held(&path);
         let second = (!used.is_empty()).then(|| new.join("b"));
         for path2 in [None, second] {
-            let paths = PoolPaths { path: path.clone(), path2, degraded: false };
+            let paths = PoolPaths { path2, ..PoolPaths::of(&path) };
             let error = refused(Running::open_places(&paths, options()));
             assert!(error.contains("has segments of a pool, but no superblock"), "{error}");
             assert_eq!(held(&path), before);

@@ -76,7 +76,7 @@ fn the_contract_on_two_disks() {
     let (first, second) = (image("one"), image("two"));
     let (path, path2) = (first.path().to_owned(), Some(second.path().to_owned()));
     let degraded = false;
-    let places = PoolPaths { path: path.clone(), path2: path2.clone(), degraded };
+    let places = PoolPaths { path2: path2.clone(), degraded, ..PoolPaths::of(&path) };
     let running = Running::open_places(&places, Options::default()).unwrap();
     contract::run(&contract::Subject::plain("two disks", true, move || {
         let name = place.fresh().file_name().unwrap().to_string_lossy().into_owned();

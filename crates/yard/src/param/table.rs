@@ -356,8 +356,9 @@ const VOLUME: &[Param] = &[
         "path",
         PATH,
         "",
-        "the pool: a directory, which is made if there is none, or a block device; empty: a \
-         directory of the volume's name, in the state directory",
+        "the pool: a directory, which is made if there is none, a block device, or \
+         s3://BUCKET/PREFIX in an object store; empty: a directory of the volume's name, in the \
+         state directory",
     ),
     param(
         "path2",
@@ -459,6 +460,20 @@ const VOLUME: &[Param] = &[
         "most bytes that a resync compares in a second while the pool is in use; 0: any number; of \
          several volumes the last that is opened decides",
     ),
+    param(
+        "pool_size",
+        size(0, PIB),
+        "0",
+        "capacity of a pool in an object store that is made; 0: what it has",
+    ),
+    param(
+        "cache",
+        PATH,
+        "",
+        "the directory with the cache of a pool in an object store; empty: one in the state \
+         directory",
+    ),
+    param("cache_size", size(0, PIB), "0", "most bytes of that cache; 0: 4g"),
     param(
         "key_file",
         PATH,

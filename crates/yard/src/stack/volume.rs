@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockyard_store::remote::RemoteParameters;
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::{Given, ZSTD_LEVEL};
 use blockyard_volume::{
@@ -124,6 +125,12 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
         map_cache: spec.number("map_cache"),
         commit: commit(spec)?,
         store: [None, Some(StoreKind::Uring), Some(StoreKind::Threads)][spec.choice("store")],
+        remote: RemoteParameters {
+            cache: spec.text("cache").map(PathBuf::from),
+            cache_bytes: spec.number("cache_size"),
+            capacity_bytes: spec.number("pool_size"),
+            take_over: true,
+        },
         secret: secret(spec)?,
     })
 }

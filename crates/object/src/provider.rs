@@ -1,0 +1,226 @@
+//! Provides pools in object stores to `crates/store`: by URI, with the credentials of the
+//! environment, a lock that keeps other processes of this machine out, and a cache.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use blockyard_store::remote::{RemoteFile, RemoteParameters, RemotePools, RemoteStore};
+use blockyard_store::{
+    EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
+    SegmentStore as _, StoreError, StoreLocation,
+};
+use blockyard_volume_format::bytes::crc;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::bucket_error::BucketError;
+use crate::client::{ObjectClient, Retries};
+use crate::location::{Access, ObjectUri};
+use crate::store::{BucketFile, BucketStore, has_pool};
+use crate::{BucketSettings, ObjectError};
+
+/// Opens pools in object stores.
+#[derive(Debug)]
+pub struct Provider {
+    /// The state directory, in which each pool has a lock and a cache.
+    state_directory: fn() -> PathBuf,
+    runtime: OnceLock<Arc<Runtime>>,
+}
+
+impl Provider {
+    /// A provider with the locks and caches of pools in the state directory.
+    pub fn new(state_directory: fn() -> PathBuf) -> Provider {
+        Provider { state_directory, runtime: OnceLock::new() }
+    }
+
+    /// The runtime of all pools, which the first one starts. One thread sends all requests.
+    fn runtime(&self) -> Result<&Arc<Runtime>, StoreError> {
+        if let Some(runtime) = self.runtime.get() {
+            return Ok(runtime);
+        }
+        let failed = |source| StoreError::Io {
+            doing: "cannot start the thread of the object store".to_owned(),
+            source,
+        };
+        let made = Arc::new(Builder::new_current_thread().enable_all().build().map_err(failed)?);
+        let runs = Arc::clone(&made);
+        // It ends with the process. Another thread may have been faster: this one idles then.
+        let thread = std::thread::Builder::new().name("object-store".to_owned());
+        thread.spawn(move || runs.block_on(std::future::pending::<()>())).map_err(failed)?;
+        Ok(self.runtime.get_or_init(|| made))
+    }
+
+    /// The directory of a pool.
+    fn directory_of(&self, uri: &ObjectUri) -> PathBuf {
+        let name = format!("{:016x}", crc(uri.to_string().as_bytes()));
+        (self.state_directory)().join("object").join(name)
+    }
+}
+
+/// The error of storage for the error of a pool in an object store.
+fn refused(path: &str, error: BucketError) -> StoreError {
+    match error {
+        BucketError::Store(error) => error,
+        BucketError::Format(error) => error.into(),
+        BucketError::Request(ObjectError::Invalid { field, value, wanted }) => {
+            StoreError::Invalid { field, value: value.unwrap_or_default(), wanted }
+        }
+        BucketError::NoPool { .. } => StoreError::Invalid {
+            field: "pool_size",
+            value: "0".to_owned(),
+            wanted: format!("the most bytes of the pool to be made, as there is none at {path}"),
+        },
+        error => StoreError::Io {
+            doing: format!("cannot open the pool `{path}`"),
+            source: io::Error::other(error),
+        },
+    }
+}
+
+fn connect(path: &str) -> Result<(ObjectUri, Arc<ObjectClient>), BucketError> {
+    let uri = ObjectUri::parse(path)?;
+    let client = ObjectClient::connect(&uri, &Access::from_env()?, Retries::default())?;
+    Ok((uri, Arc::new(client)))
+}
+
+/// Locks the pool for this process.
+fn lock(path: &str, directory: &Path) -> Result<File, StoreError> {
+    let failed =
+        |source| StoreError::Io { doing: format!("cannot lock the pool `{path}`"), source };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let name = directory.join("owner");
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(&name).map_err(failed)?;
+    if file.try_lock().is_err() {
+        let lock_owner = LockOwner::read(&name);
+        return Err(StoreError::InUse { path: path.into(), lock_owner });
+    }
+    LockOwner::this(None).write(&file).map_err(failed)?;
+    Ok(file)
+}
+
+impl RemotePools for Provider {
+    fn is_pool(&self, path: &str) -> Result<bool, StoreError> {
+        let (_, client) = connect(path).map_err(|error| refused(path, error))?;
+        has_pool(&client, self.runtime()?).map_err(|error| refused(path, error))
+    }
+
+    fn open(
+        &self,
+        path: &str,
+        purpose: Purpose,
+        parameters: &RemoteParameters,
+    ) -> Result<Box<dyn RemoteStore>, StoreError> {
+        let (uri, client) = connect(path).map_err(|error| refused(path, error))?;
+        let directory = self.directory_of(&uri);
+        let lock = lock(path, &directory)?;
+        let mut settings = BucketSettings::default();
+        if parameters.cache_bytes > 0 {
+            settings.cache_bytes = parameters.cache_bytes;
+        }
+        let cache = parameters.cache.clone().unwrap_or_else(|| directory.join("cache"));
+        let runtime = self.runtime()?;
+        let opened = match purpose {
+            Purpose::ReadOnly => BucketStore::open_read_only(client, settings, runtime),
+            Purpose::Use | Purpose::Overwrite => {
+                let is_there = || has_pool(&client, runtime);
+                if !parameters.take_over && is_there().map_err(|error| refused(path, error))? {
+                    return Err(StoreError::Invalid {
+                        field: "path",
+                        value: path.to_owned(),
+                        wanted: "a pool that a daemon of this machine has open, or --take-over: \
+                                 another machine may have this one open, and would lose it"
+                            .to_owned(),
+                    });
+                }
+                let capacity = Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0);
+                BucketStore::open(client, settings, Some(&cache), capacity, runtime)
+            }
+        };
+        let store = opened.map_err(|error| refused(path, error))?;
+        Ok(Box::new(LockedStore { store, lock }))
+    }
+}
+
+/// A pool in an object store, locked for this process.
+#[derive(Debug)]
+struct LockedStore {
+    store: BucketStore,
+    lock: File,
+}
+
+impl Drop for LockedStore {
+    fn drop(&mut self) {
+        // An entry that remains is ignored once the lock is released.
+        _ = LockOwner::default().write(&self.lock);
+    }
+}
+
+impl RemoteFile for BucketFile {
+    fn discard(&self) {
+        self.clear();
+    }
+}
+
+impl RemoteStore for LockedStore {
+    fn open(&self, name: &str) -> io::Result<Option<Arc<dyn RemoteFile>>> {
+        Ok(self.store.open(name)?.map(|file| Arc::new(file) as Arc<dyn RemoteFile>))
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn RemoteFile>> {
+        Ok(Arc::new(self.store.create(name, len)?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.store.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.store.remove(name)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.store.names()
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.store.sync_names()
+    }
+
+    fn log_writer(&self) -> Box<dyn LogWriter<PoolFile>> {
+        Box::new(self.store.log_writer(None))
+    }
+
+    fn reads(&self, event_fd: Option<&EventFd>) -> Box<dyn Reads<PoolFile>> {
+        Box::new(self.store.reads(event_fd))
+    }
+
+    fn announce(&self, control: &Path) -> io::Result<()> {
+        LockOwner::this(Some(control)).write(&self.lock)
+    }
+}
+
+impl StoreLocation for LockedStore {
+    fn title(&self) -> String {
+        self.store.title()
+    }
+
+    fn set_layout(&self, wanted: Layout, is_new: bool) -> Result<Layout, StoreError> {
+        self.store.set_layout(wanted, is_new)
+    }
+
+    fn segments_max(&self) -> usize {
+        self.store.segments_max()
+    }
+
+    fn check_location(&self) -> io::Result<()> {
+        self.store.check_location()
+    }
+
+    fn fresh_id(&self) -> io::Result<[u8; 16]> {
+        self.store.fresh_id()
+    }
+}

@@ -1,0 +1,190 @@
+//! Pools that are neither in a directory nor on a disk: a crate above this one provides them by
+//! URI. This crate knows only what such storage can do.
+//!
+//! A program that opens such pools registers a provider once, at its start. Without a provider, and
+//! in a program that has none, such a path is refused by name.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::StoreError;
+use crate::log_writer::LogWriter;
+use crate::reads::Reads;
+use crate::{EventFd, PoolFile, Purpose, StoreFile, StoreLocation};
+
+/// What the paths of such pools begin with.
+const SCHEME: &str = "s3://";
+
+/// The parameters of a pool that only remote storage has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteParameters {
+    /// The directory of the cache; `None`: one in the state directory.
+    pub cache: Option<PathBuf>,
+    /// Most bytes of the cache; 0: the default.
+    pub cache_bytes: u64,
+    /// Most bytes of a pool that this opening makes; 0: an existing pool is expected.
+    pub capacity_bytes: u64,
+    /// Take an existing pool over, although another machine may have it open. Without it an opening
+    /// that could change the pool is refused.
+    pub take_over: bool,
+}
+
+impl RemoteParameters {
+    /// Refuses parameters that are given for a pool in a directory or on a disk.
+    ///
+    /// # Errors
+    /// Which one is given.
+    pub fn refuse(&self) -> Result<(), StoreError> {
+        let cache = self.cache.as_ref().map(|path| path.display().to_string());
+        let number = |bytes: u64| (bytes > 0).then(|| bytes.to_string());
+        let given = [
+            ("cache", cache),
+            ("cache_size", number(self.cache_bytes)),
+            ("pool_size", number(self.capacity_bytes)),
+        ];
+        match given.into_iter().find_map(|(field, value)| Some((field, value?))) {
+            None => Ok(()),
+            Some((field, value)) => {
+                let wanted = format!("none, unless path={SCHEME}BUCKET/PREFIX");
+                Err(StoreError::Invalid { field, value, wanted })
+            }
+        }
+    }
+}
+
+/// Provides the storage of remote pools.
+pub trait RemotePools: fmt::Debug + Send + Sync {
+    /// Whether there is a pool.
+    ///
+    /// # Errors
+    /// If that cannot be determined.
+    fn is_pool(&self, path: &str) -> Result<bool, StoreError>;
+
+    /// Opens the storage of a pool, and makes it if there is none and `purpose` allows that.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    fn open(
+        &self,
+        path: &str,
+        purpose: Purpose,
+        parameters: &RemoteParameters,
+    ) -> Result<Box<dyn RemoteStore>, StoreError>;
+}
+
+/// A file of a remote pool.
+pub trait RemoteFile: StoreFile {
+    /// Discards the contents. Reads return zeros until it is written.
+    fn discard(&self);
+}
+
+/// The storage of a remote pool; [`crate::SegmentStore`] without types that depend on the storage.
+/// A call through this trait costs nanoseconds, and a request to remote storage milliseconds.
+pub trait RemoteStore: StoreLocation + fmt::Debug + Send + Sync {
+    /// As [`crate::SegmentFiles::open`].
+    ///
+    /// # Errors
+    /// If the file exists and cannot be opened.
+    fn open(&self, name: &str) -> io::Result<Option<Arc<dyn RemoteFile>>>;
+
+    /// As [`crate::SegmentFiles::create`].
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn RemoteFile>>;
+
+    /// As [`crate::SegmentFiles::rename`].
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// As [`crate::SegmentFiles::remove`].
+    ///
+    /// # Errors
+    /// If the file exists and cannot be removed.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// As [`crate::SegmentFiles::names`].
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn names(&self) -> io::Result<Vec<String>>;
+
+    /// As [`crate::SegmentFiles::sync_names`].
+    ///
+    /// # Errors
+    /// If they may not be durable.
+    fn sync_names(&self) -> io::Result<()>;
+
+    /// As [`crate::SegmentStore::log_writer`].
+    fn log_writer(&self) -> Box<dyn LogWriter<PoolFile>>;
+
+    /// As [`crate::SegmentStore::reads`].
+    fn reads(&self, event_fd: Option<&EventFd>) -> Box<dyn Reads<PoolFile>>;
+
+    /// Tells other processes of this machine the control socket of the daemon that has the pool
+    /// open.
+    ///
+    /// # Errors
+    /// If the system refuses to write it down.
+    fn announce(&self, control: &Path) -> io::Result<()>;
+}
+
+static PROVIDER: OnceLock<Box<dyn RemotePools>> = OnceLock::new();
+
+/// Registers the provider of this process. Only the first call has an effect.
+pub fn register(provider: Box<dyn RemotePools>) {
+    _ = PROVIDER.set(provider);
+}
+
+/// The URI in a path of a pool, if it is remote.
+pub fn uri_of(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| text.starts_with(SCHEME))
+}
+
+/// Whether a path names a remote pool.
+pub fn is_remote(path: &Path) -> bool {
+    uri_of(path).is_some()
+}
+
+/// The provider, for a path of a remote pool.
+pub(crate) fn provider(uri: &str) -> Result<&'static dyn RemotePools, StoreError> {
+    match PROVIDER.get() {
+        Some(provider) => Ok(&**provider),
+        None => Err(StoreError::Invalid {
+            field: "path",
+            value: uri.to_owned(),
+            wanted: "a directory or a disk: this program opens no pools in object stores".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_path_is_refused_by_name_without_a_provider() {
+        let path = Path::new("s3://bucket/pool");
+        assert!(is_remote(path) && !is_remote(Path::new("/s3://bucket")));
+        let error = crate::is_pool(path).unwrap_err().to_string();
+        assert!(error.starts_with("invalid path `s3://bucket/pool`: expected a dir"), "{error}");
+        let error = crate::PoolPaths::of(path).canonical().unwrap_err().to_string();
+        assert!(error.starts_with("invalid path `s3://bucket/pool`"), "{error}");
+        assert!(!Path::new("s3:").exists(), "nothing was made");
+    }
+
+    #[test]
+    fn parameters_of_remote_pools_are_refused_elsewhere() {
+        let given = RemoteParameters { capacity_bytes: 5, ..RemoteParameters::default() };
+        let error = given.refuse().unwrap_err().to_string();
+        assert!(
+            error.starts_with("invalid pool_size `5`: expected none, unless path=s3:"),
+            "{error}"
+        );
+        assert!(RemoteParameters::default().refuse().is_ok());
+    }
+}

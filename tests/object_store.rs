@@ -1,0 +1,111 @@
+//! A pool in an object store through the whole program: it outlives its machine, and the machine
+//! that had it acknowledges nothing after another one has taken it over.
+
+use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
+use blockyard_testing::s3_witness::S3Witness;
+
+use crate::place::Place;
+use crate::run::{Run, nbdsh, run};
+use crate::yard::{BLOCKYARD, Yard};
+
+const POOL: &str = "s3://vol/pool";
+
+/// The command that gives a program the store and its credentials.
+fn env_of(store: &S3Server) -> Vec<String> {
+    vec![
+        "env".to_owned(),
+        format!("AWS_ENDPOINT_URL={}", store.endpoint()),
+        format!("AWS_ACCESS_KEY_ID={KEY_ID}"),
+        format!("AWS_SECRET_ACCESS_KEY={SECRET_KEY}"),
+    ]
+}
+
+/// A machine of its own, which serves the pool.
+fn serve(store: &S3Server, more: &str) -> Yard {
+    let env = env_of(store);
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    Yard::serve_below(Place::new(), &env, &[&format!("volume:///v0?path={POOL}{more}")])
+}
+
+/// Runs a command on another machine.
+fn command(store: &S3Server, args: &[&str]) -> Run {
+    let elsewhere = Place::new();
+    let mut line = env_of(store);
+    let folder = elsewhere.path().display();
+    line.extend([format!("XDG_STATE_HOME={folder}"), format!("XDG_RUNTIME_DIR={folder}")]);
+    line.push(BLOCKYARD.to_owned());
+    line.extend(args.iter().map(|arg| (*arg).to_owned()));
+    run(&line.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn a_pool_outlives_its_machine(program: S3Program) {
+    let folder = Place::new();
+    let Some(store) = program.start(folder.path()) else { return };
+    let Some(mut witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let create = ["volume", "create", POOL, "v0", "--size", "64M"];
+    command(&store, &create).fails().says(&["invalid pool_size `0`: expected the most bytes"]);
+    assert!(witness.list("").is_empty(), "a refused command leaves objects");
+
+    let mut first = serve(&store, "&pool_size=2G&size=64M");
+    nbdsh(
+        &first.uri("v0"),
+        "import random\n\
+         h.pwrite(random.Random(1).randbytes(1 << 20), 4096)\n\
+         h.flush()",
+    );
+    first.command(&["volume", "snapshot", POOL, "v0@first"]).ok();
+    nbdsh(&first.uri("v0"), "import nbd\nh.pwrite(b'x' * 4096, 8 << 20, nbd.CMD_FLAG_FUA)");
+    first.signal("KILL");
+    assert!(!first.end().success());
+
+    let listed = command(&store, &["volume", "list", "-t", "all", POOL]).ok();
+    assert!(listed.out.contains("v0@first"), "{listed}");
+    let snapshot = ["volume", "snapshot", POOL, "v0@other"];
+    command(&store, &snapshot).fails().says(&["or --take-over: another machine may have"]);
+    command(&store, &[&snapshot[..], &["--take-over"]].concat()).ok();
+
+    let mut second = serve(&store, "");
+    let same = "import random\n\
+                assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
+                assert h.pread(4096, 8 << 20) == b'x' * 4096";
+    nbdsh(&second.uri("v0"), same);
+    let mut third = serve(&store, "");
+    nbdsh(&third.uri("v0"), same);
+    nbdsh(
+        &second.uri("v0"),
+        "import errno, nbd\n\
+         try:\n\
+         \x20   h.pwrite(b'y' * 4096, 0, nbd.CMD_FLAG_FUA)\n\
+         except nbd.Error as error:\n\
+         \x20   assert error.errnum == errno.EIO, error\n\
+         else:\n\
+         \x20   raise AssertionError('the write was acknowledged')",
+    );
+    let complained = second.complained();
+    assert!(complained.contains("another opener has taken over the pool"), "{complained}");
+    nbdsh(
+        &third.uri("v0"),
+        "import nbd\n\
+         assert h.pread(4096, 0) == bytes(4096)\n\
+         h.pwrite(b'z' * 4096, 0, nbd.CMD_FLAG_FUA)",
+    );
+    for yard in [&mut second, &mut third] {
+        yard.signal("TERM");
+        yard.end();
+        let said = yard.printed() + &yard.complained();
+        assert!(!said.contains(SECRET_KEY), "{said}");
+    }
+    command(&store, &["volume", "check", POOL]).ok();
+    let strange = |name: &String| !name.starts_with("pool/");
+    assert!(!witness.list("").iter().any(strange), "objects outside of the prefix");
+}
+
+#[test]
+fn a_pool_on_minio_outlives_its_machine() {
+    a_pool_outlives_its_machine(S3Program::Minio);
+}
+
+#[test]
+fn a_pool_on_versitygw_outlives_its_machine() {
+    a_pool_outlives_its_machine(S3Program::Versitygw);
+}
