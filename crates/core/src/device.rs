@@ -94,8 +94,8 @@ pub trait DeviceQueue: Send + 'static {
     fn start(&mut self, now: Nanos, batch: &mut Batch, done: &mut CompletionBatch);
 
     /// Executes a read or a write inline and returns its status, if `start` would complete it at
-    /// once anyway. Returns `None` if the request has to come through `start`. Called only while
-    /// nothing of the channel is in flight.
+    /// once anyway. Returns `None` if the request has to come through `start`; then it is the next
+    /// one that `start` gets. Called only while no other request of the channel is in flight.
     #[inline]
     fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         let _ = single;

@@ -6,6 +6,9 @@
 //! reap ◂── completion batch ◂ pieces, flush parts ◂ tag freed ◂ zone write plug released ◂──┘
 //! ```
 //!
+//! A plain read or write that is the only bio of the channel goes from the plug to the completion
+//! batch, if the device executes it inline.
+//!
 //! Requests wait in the FIFO for a channel tag. After the stack come the parts that it owns: the
 //! plug, the slots, which hold the accepted bios, and the tags, which number the started requests.
 //! `rules.rs` says what becomes of a bio. A fault injector and the scheduler are not in this file:
@@ -302,6 +305,31 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
                 return;
             }
         }
+    }
+
+    /// Executes the only bio of the channel, which is in the plug, if it is a plain read or write
+    /// and the device executes it inline. Returns `false` if the bio has to be submitted.
+    #[inline(never)] // Keeps `submit` of a batch short.
+    fn execute_only(&mut self, now: Nanos) -> bool {
+        let Some(request) = self.plug.requests.first() else { return false };
+        // SAFETY: the request is in the plug, so no other thread has its slot.
+        let slot = unsafe { request.head().as_ref() };
+        let (op, sector) = (slot.bio.op, slot.bio.sector);
+        // A piece of a split bio has a parent, and a part of a flush sequence has a stage.
+        if (slot.stage, slot.parent) != (Stage::Plain, SLOT_NONE)
+            || !matches!(op, Op::Read | Op::Write)
+            || slot.bio.flags.intersects(Flags::FUA | Flags::PREFLUSH)
+            || (G::ACTIVE && !self.gate.may_execute_inline(op, sector))
+        {
+            return false;
+        }
+        let single = InlineRequest::new(op, sector, slot.bio.sectors, slot.data);
+        let Some(status) = self.queue.execute_inline(single) else { return false };
+        let mut request = self.plug.requests.pop().expect("it is the first");
+        request.stamp(now);
+        request.exchange_tag(self.tags.take().expect("nothing else is started"));
+        self.completions().put(request.end_with(status));
+        true
     }
 
     /// Submits the plugged requests, stamped with the time, and starts what the device accepts. If
@@ -654,7 +682,9 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<Q, C, G> {
     fn submit(&mut self) {
         if !self.plug.is_empty() {
             let now = self.clock.now();
-            self.unplug(now);
+            if self.in_flight != 1 || !self.execute_only(now) {
+                self.unplug(now);
+            }
         }
     }
 

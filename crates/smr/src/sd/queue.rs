@@ -38,6 +38,8 @@ pub struct SdQueue<T: ScsiTransport> {
     retry_at: Option<Nanos>,
     /// How often in a row the disk was busy.
     busy: u32,
+    /// The disk was busy when a bio was to be executed inline. The bio is started next, and waits.
+    was_busy_inline: bool,
 }
 
 /// The data of a command.
@@ -62,6 +64,7 @@ impl<T: ScsiTransport> SdQueue<T> {
             held_until: VecDeque::with_capacity(depth),
             retry_at: None,
             busy: 0,
+            was_busy_inline: false,
             shared,
         }
     }
@@ -210,6 +213,11 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
             return;
         }
         self.retry_at = None;
+        if std::mem::take(&mut self.was_busy_inline) {
+            self.busy += 1;
+            self.retry_at = Some(now + BUSY_RETRY_NS);
+            return;
+        }
         while self.room() > 0
             && let Some(started) = batch.next()
         {
@@ -242,7 +250,11 @@ impl<T: ScsiTransport + 'static> DeviceQueue for SdQueue<T> {
         match self.carry_out(Nanos(0), &single).0 {
             SenseDecision::Done => Some(Status::Ok),
             SenseDecision::Failed(status) => Some(status),
-            SenseDecision::Retry(_) | SenseDecision::Later(_) => None,
+            SenseDecision::Retry(_) => None,
+            SenseDecision::Later(_) => {
+                self.was_busy_inline = true;
+                None
+            }
         }
     }
 

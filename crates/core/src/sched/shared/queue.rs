@@ -495,7 +495,7 @@ impl<Q: DeviceQueue, F: SchedulerQueue> DeviceQueue for ScheduledQueue<Q, F> {
         self.own.start(now, batch, done);
     }
 
-    #[inline]
+    #[inline(always)] // A call of its own costs a third of a null device's path.
     fn execute_inline(&mut self, single: InlineRequest) -> Option<Status> {
         if self.is_engaged || self.mode.unchanged().is_none() {
             self.look_at_mode();
