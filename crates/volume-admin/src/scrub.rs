@@ -91,12 +91,12 @@ impl ScrubStep<'_> {
     }
 }
 
-/// Reads every block of every volume and snapshot, shared blocks once, and the pages of the
-/// maps. Blocks that are written meanwhile may be left out. If the usage table has less live
-/// data for a segment than was found in it, a liveness scan corrects it. `rate` is in bytes per
-/// second; 0 is unlimited. `progress` is called with the bytes verified and the approximate
-/// total, and returns whether to continue; at the end the two are equal. The pool records a scrub
-/// that was completed.
+/// Reads every block of every volume and snapshot, hidden ones too, shared blocks once, and the
+/// pages of the maps. Blocks that are written meanwhile may be left out. If the usage table has
+/// less live data for a segment than was found in it, a liveness scan corrects it. `rate` is in
+/// bytes per second; 0 is unlimited. `progress` is called with the bytes verified and the
+/// approximate total, and returns whether to continue; at the end the two are equal. The pool
+/// records a scrub that was completed.
 ///
 /// # Errors
 /// If `progress` stops the scrub.
@@ -130,13 +130,10 @@ pub fn continue_scrub<D: SegmentStore>(
     verifier.report = from.report;
     pool.settle();
     let total_bytes = pool.segments().stored_bytes();
-    // Numbers only grow: what is made meanwhile comes after the position.
-    let mut volumes: Vec<(u32, String)> =
-        pool.list().into_iter().map(|meta| (meta.id, meta.name)).collect();
-    volumes.sort_unstable();
-    for (id, name) in volumes.into_iter().filter(|(id, _)| *id >= from.volume) {
-        // The volume may have been removed meanwhile, or made again.
-        let Ok(live) = pool.find(&name) else { continue };
+    // By numbers: a volume may get another name meanwhile, and hidden ones have blocks too.
+    let mut next = from.volume;
+    while let Some((id, live)) = pool.next_volume(next) {
+        next = id + 1;
         let (frozen, block_bytes) = (live.map.freeze(), live.meta.block_bytes);
         drop(live);
         let now = || pool.volumes().by_id.get(&id).cloned();

@@ -452,6 +452,14 @@ impl<D: SegmentStore> Pool<D> {
         self.volumes().list()
     }
 
+    /// The first volume or snapshot, hidden ones too, whose number is at least `number`, with its
+    /// number. New ones get higher numbers: a caller that continues after the one it got sees all.
+    pub fn next_volume(&self, number: u32) -> Option<(u32, Arc<OpenVolume>)> {
+        let volumes = self.volumes();
+        let (number, live) = volumes.by_id.range(number..).next()?;
+        Some((*number, Arc::clone(live)))
+    }
+
     /// How many segments there are of each kind.
     pub fn counts(&self) -> Counts {
         self.segments.counts()

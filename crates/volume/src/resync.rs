@@ -227,13 +227,14 @@ fn repair_all<S: SegmentStore>(
 ) {
     let mut verifier = Verifier::new(pool.segments(), true);
     let (mut at, mut began) = (0, Instant::now());
-    for meta in pool.list() {
-        // The volume may have been removed meanwhile.
-        let Ok(live) = pool.find(&meta.name) else { continue };
-        let (frozen, meta) = (live.map.freeze(), live.meta.clone());
+    let mut next = 0;
+    // By numbers: a volume may get another name meanwhile, and hidden ones have blocks too.
+    while let Some((id, live)) = pool.next_volume(next) {
+        next = id + 1;
+        let (frozen, block_bytes) = (live.map.freeze(), live.meta.block_bytes);
         drop(live);
-        let now = || pool.volumes().by_id.get(&meta.id).cloned();
-        let goes_on = verifier.volume(meta.block_bytes, (&frozen, 0), &now, &mut |step| {
+        let now = || pool.volumes().by_id.get(&id).cloned();
+        let goes_on = verifier.volume(block_bytes, (&frozen, 0), &now, &mut |step| {
             let bytes = step.bytes - std::mem::replace(&mut at, step.bytes);
             let goes_on = keep(bytes, began.elapsed());
             began = Instant::now();

@@ -265,39 +265,48 @@ fn a_resync_is_limited_paused_and_continued_by_an_opening() {
 }
 
 /// Regression: blocks that were damaged in the copy that stayed were copied, and the copy that was
-/// replaced had the only intact ones.
+/// replaced had the only intact ones. So were the blocks of a hidden snapshot.
 #[test]
 fn blocks_are_repaired_before_the_copy_leaves_that_has_them() {
-    let place = place("replace-rot");
-    let [a, b, c] = ["a", "b", "c"].map(|name| directory(&place, name));
-    let config = VolumeConfig { path2: Some(b.clone()), ..config(&a) };
-    let volume = Volume::open_with(config, options()).unwrap();
-    fill(&volume, 9);
-    let mut rotten = 0;
-    for entry in fs::read_dir(&a).unwrap().map(Result::unwrap) {
-        let name = entry.file_name().into_string().unwrap();
-        // A segment may be in the making.
-        if !name.starts_with("segment-") || name.ends_with(".new") {
-            continue;
+    for is_hidden in [false, true] {
+        let place = place(&format!("replace-rot-{is_hidden}"));
+        let [a, b, c] = ["a", "b", "c"].map(|name| directory(&place, name));
+        let config = VolumeConfig { path2: Some(b.clone()), ..config(&a) };
+        let volume = Volume::open_with(config, options()).unwrap();
+        let running = Arc::clone(volume.running());
+        fill(&volume, 9);
+        let mut now = 9;
+        if is_hidden {
+            // Only a snapshot that exists while it is sent has the blocks.
+            running.snapshot_unseen("v0").unwrap();
+            now = 8;
+            fill(&volume, now);
         }
-        let file = File::options().read(true).write(true).open(entry.path()).unwrap();
-        let mut bytes = vec![0; 4 << 20];
-        file.read_exact_at(&mut bytes, 0).unwrap();
-        for at in (0..bytes.len()).step_by(64 << 10).filter(|at| bytes[*at..at + 4096] == [9; 4096])
-        {
-            file.write_all_at(&[0; 512], at as u64).unwrap();
-            rotten += 1;
+        let mut rotten = 0;
+        for entry in fs::read_dir(&a).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            // A segment may be in the making.
+            if !name.starts_with("segment-") || name.ends_with(".new") {
+                continue;
+            }
+            let file = File::options().read(true).write(true).open(entry.path()).unwrap();
+            let mut bytes = vec![0; 4 << 20];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            let is_old = |at: &usize| bytes[*at..at + 4096] == [9; 4096];
+            for at in (0..bytes.len()).step_by(64 << 10).filter(is_old) {
+                file.write_all_at(&[0; 512], at as u64).unwrap();
+                rotten += 1;
+            }
+            file.sync_all().unwrap();
         }
-        file.sync_all().unwrap();
+        assert!(rotten > 10, "{rotten}");
+        running.attach(&c, Some(&b), false).unwrap();
+        running.wait_for_resync();
+        assert!(running.status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
+        verify(&volume, now);
+        running.detach(&a).unwrap();
+        verify(&volume, now);
+        drop((volume, running));
+        assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0, "hidden: {is_hidden}");
     }
-    assert!(rotten > 10, "{rotten}");
-    let running = Arc::clone(volume.running());
-    running.attach(&c, Some(&b), false).unwrap();
-    running.wait_for_resync();
-    assert!(running.status().unwrap().copies.iter().all(|copy| copy.state.is_good()));
-    verify(&volume, 9);
-    running.detach(&a).unwrap();
-    verify(&volume, 9);
-    drop((volume, running));
-    assert_eq!(check(&c, &mut |_| {}).unwrap().damaged, 0);
 }
