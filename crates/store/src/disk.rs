@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use blockyard_core::owner_only;
+use blockyard_volume_format::FormatError;
 use blockyard_volume_format::label::{self, Label};
 use blockyard_volume_format::superblock::{self, FILE, SLOT_BYTES, SLOTS, Superblock};
-use blockyard_volume_format::{FormatError, segment_name};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::buffer::{ALIGN, Buffer, Memory};
@@ -371,13 +371,6 @@ impl Disk {
 
     fn label(&self) -> PoolFile {
         self.part(LABEL_AT, label::BYTES as u64)
-    }
-
-    /// The names of the files that a copy of the pool needs.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let count = if self.segment_bytes.get().is_some() { self.segments_max() } else { 0 };
-        let superblock = self.is_pool.get().map(|()| FILE.to_owned());
-        superblock.into_iter().chain((0..count).map(segment_name)).collect()
     }
 
     /// How many segments fit.

@@ -304,14 +304,6 @@ pub trait SegmentFiles: fmt::Debug + Send + Sync + 'static {
     /// If they cannot be read.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// The names of the files that a copy of the pool needs; other names may be included.
-    ///
-    /// # Errors
-    /// As [`SegmentFiles::names`].
-    fn copied_names(&self) -> io::Result<Vec<String>> {
-        self.names()
-    }
-
     /// Makes the names of all files durable.
     ///
     /// # Errors

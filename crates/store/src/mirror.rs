@@ -313,9 +313,12 @@ impl<D: SegmentStore> Shared<D> {
         };
         // Invariants 2 and 7: the labels first.
         self.record_failure(&mut state, member)?;
-        let again = match member.state {
-            CopyState::Good => format!("When `{title}` works again, the next opening resyncs it"),
-            _ => format!("`blockyard pool detach` removes `{title}`"),
+        let again = match member.replaces {
+            None => format!("When `{title}` works again, the next opening resyncs it"),
+            Some(_) => format!(
+                "`{title}` replaces no copy: remove it by `blockyard pool detach`, then try \
+                 `blockyard pool replace` again"
+            ),
         };
         tracing::error!("{title}: {why}: {what}; the pool continues with `{other_title}`. {again}");
         self.set_copy(&mut state, slot, CopyState::Failed, Some(why.to_string()));

@@ -253,14 +253,6 @@ impl SegmentFiles for PoolStore {
         }
     }
 
-    fn copied_names(&self) -> io::Result<Vec<String>> {
-        match &self.location {
-            PoolLocation::DirectoryStore(directory) => directory.names(),
-            PoolLocation::Disk(disk) => Ok(disk.names()),
-            PoolLocation::Remote(remote) => remote.names(),
-        }
-    }
-
     fn sync_names(&self) -> io::Result<()> {
         match &self.location {
             PoolLocation::DirectoryStore(directory) => directory.sync_names(),

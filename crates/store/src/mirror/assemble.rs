@@ -10,7 +10,7 @@ use blockyard_volume_format::label::{BYTES, FILE, Label, PATH_BYTES_MAX};
 use blockyard_volume_format::superblock::{self, Superblock};
 
 use super::members::{FIRST_SLOTS, Member, Members, detached};
-use super::resync::{make_superblock, prepare_copy};
+use super::resync::{SegmentDifference, check_joining_space, make_superblock};
 use super::{CopyState, Mirror, MirrorState, VerifyPool, only, write_label};
 use crate::buffer::Memory;
 use crate::error::{CopiesError, StoreError};
@@ -334,10 +334,12 @@ impl<D: SegmentStore> Mirror<D> {
                 _ = self.0.is_several.set(());
                 let joined = members.with(new.clone());
                 // A later opening must not find a void cursor when the superblocks are equal again.
-                let recorded = match is_valid && generation == state.generation {
+                let is_recorded = is_valid && generation == state.generation;
+                let has_space = check_joining_space(&members, &new);
+                let recorded = has_space.and_then(|()| match is_recorded {
                     true => Ok(()),
                     false => self.0.record(&state, &joined, &new, Some(cursor)),
-                };
+                });
                 self.0.members.update(|_| joined);
                 drop(state);
                 return match recorded {
@@ -422,21 +424,27 @@ impl<D: SegmentStore> Mirror<D> {
     }
 
     /// Continues a resync that was interrupted: the copy `number` gets every write from now on, and
-    /// segments below the cursor are equal.
+    /// segments below the cursor are equal. Nothing is removed from the copy: that the pool opens
+    /// in the good one is not verified yet. If something is to be removed, or the cursor is void,
+    /// the copy stays stale, and [`Mirror::resume_stale`] resyncs it from its beginning.
     fn resume(&self, number: usize, cursor: u64) -> Result<(), StoreError> {
         let members = self.0.members();
         let find = |number| members.find(number).expect("a pair has both numbers").directory();
         let (source, target) = (find(1 - number), find(number));
         // A source that was restored from a backup is older than the copy below the cursor.
         let is_valid = is_no_newer(target, source);
-        let prepared = prepare_copy(source, target);
+        let difference = match SegmentDifference::of(source, target) {
+            Ok(difference) if is_valid && difference.is_part() => difference,
+            _ => return Ok(()),
+        };
+        let begun = difference.check_space(target).and_then(|()| make_superblock(target));
         let mut state = self.0.state();
         self.0.set_copy(&mut state, number, CopyState::Resyncing, None);
-        let begun = prepared.and_then(|missing| {
-            state.cursor = if is_valid { cursor.min(missing) } else { 0 };
+        state.cursor = cursor.min(difference.first_missing);
+        let begun = begun.and_then(|()| {
             let members = self.0.members();
             let member = members.find(number).filter(|_| state.cursor != cursor);
-            // A later opening must not find the old cursor, after the superblocks are equal again.
+            // A later opening must not find the old cursor.
             member.map_or(Ok(()), |it| self.0.record(&state, &members, it, Some(state.cursor)))
         });
         drop(state);
@@ -647,7 +655,7 @@ fn one<D: SegmentStore>(
         noted.map_err(StoreError::io(format!("cannot write `{path}/{FILE}`")))?;
         tracing::error!(
             "{path}: the other copy of the pool, `{missing}`, is missing: the pool continues with \
-             one copy. `blockyard pool attach {path} EMPTY` makes another one"
+             one copy. `blockyard pool attach {path} NEW` makes another one"
         );
     }
     Ok(mirror)

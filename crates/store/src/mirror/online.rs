@@ -390,7 +390,10 @@ impl<D: SegmentStore> Resync<D> {
         }
         self.tell(files);
         let is_repair_due = match self.segment {
-            0 if self.offset == 0 => !member.has_joined(),
+            // A copy without a segment has no block that the good ones may lack.
+            0 if self.offset == 0 && !member.has_joined() => {
+                files.iter().any(|file| file.side(self.slot).is_some())
+            }
             segment if segment == files.len() => {
                 member.replaces.is_some() && members.good().count() > 1
             }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use blockyard_core::Bytes;
 use blockyard_volume_format::{label, superblock};
 
 use super::assemble::{failed, newest};
@@ -122,31 +123,102 @@ fn copy_file<D: SegmentStore>(
     to.open(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// How the segments of a copy differ from those of a good one.
+#[derive(Debug)]
+pub(super) struct SegmentDifference {
+    /// Segments that the good copy does not have, or that have another length there.
+    surplus: Vec<String>,
+    /// The number of the first segment that the copy lacks when the surplus is removed; `u64::MAX`
+    /// if it lacks none.
+    pub(super) first_missing: u64,
+    /// Bytes of all segments that it lacks then, and bytes of the surplus.
+    missing_bytes: u64,
+    surplus_bytes: u64,
+    /// Whether the file of the superblock is too short.
+    is_superblock_short: bool,
+}
+
+impl SegmentDifference {
+    /// Compares the segments of a copy with those of a good one. A disk has no names: nothing
+    /// differs there.
+    pub(super) fn of<D: SegmentStore>(good: &D, copy: &D) -> io::Result<SegmentDifference> {
+        let len_of = |directory: &D, name: &str| {
+            directory.open(name)?.map(|file| file.len()).transpose().map(Option::unwrap_or_default)
+        };
+        let segments = |directory: &D| -> io::Result<BTreeSet<String>> {
+            Ok(directory.names()?.into_iter().filter(|name| is_segment(name)).collect())
+        };
+        let (wanted, mut present) = (segments(good)?, segments(copy)?);
+        let (mut surplus, mut surplus_bytes, mut missing_bytes) = (Vec::new(), 0, 0);
+        for name in present.clone() {
+            let len = len_of(copy, &name)?;
+            if !wanted.contains(&name) || len != len_of(good, &name)? {
+                surplus_bytes += len;
+                present.remove(&name);
+                surplus.push(name);
+            }
+        }
+        for name in wanted.difference(&present) {
+            missing_bytes += len_of(good, name)?;
+        }
+        let first_missing = wanted.iter().position(|name| !present.contains(name));
+        let first_missing = first_missing.map_or(u64::MAX, |number| number as u64);
+        let is_superblock_short = copy.open(superblock::FILE)?.is_some()
+            && len_of(copy, superblock::FILE)? < SUPERBLOCK_BYTES;
+        Ok(SegmentDifference {
+            surplus,
+            first_missing,
+            missing_bytes,
+            surplus_bytes,
+            is_superblock_short,
+        })
+    }
+
+    /// Whether nothing is to be removed from the copy before a resync.
+    pub(super) fn is_part(&self) -> bool {
+        self.surplus.is_empty() && !self.is_superblock_short
+    }
+
+    /// Returns an error if the file system of the copy has no space for the segments that it lacks.
+    /// If the resync began all the same, the pool would have no space for new segments.
+    pub(super) fn check_space<D: SegmentStore>(&self, copy: &D) -> io::Result<()> {
+        let free_bytes = copy.growth_bytes().saturating_add(self.surplus_bytes);
+        if self.missing_bytes <= free_bytes {
+            return Ok(());
+        }
+        let why = format!(
+            "the segments that this copy lacks need {}, and its file system has {} free",
+            Bytes(self.missing_bytes),
+            Bytes(free_bytes)
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, why))
+    }
+}
+
+/// Returns an error if a copy that joins has no space, as [`SegmentDifference::check_space`] does.
+/// If the segments cannot be compared, the resync finds out why.
+pub(super) fn check_joining_space<D: SegmentStore>(
+    members: &Members<D>,
+    new: &Member<D>,
+) -> io::Result<()> {
+    let good = members.good().next();
+    match good.map(|it| SegmentDifference::of(it.directory(), new.directory())) {
+        Some(Ok(difference)) => difference.check_space(new.directory()),
+        _ => Ok(()),
+    }
+}
+
 /// Prepares a copy for a resync: removes segments that the good copy does not have, or that have
 /// another length there, and makes the superblock's file, so that it gets every write from now on.
-/// Returns the number of the first segment that is missing then.
-pub(super) fn prepare_copy<D: SegmentStore>(good: &D, copy: &D) -> io::Result<u64> {
-    let len_of = |directory: &D, name: &str| {
-        directory.open(name)?.map(|file| file.len()).transpose().map(Option::unwrap_or_default)
-    };
-    let segments = |directory: &D| -> io::Result<BTreeSet<String>> {
-        Ok(directory.copied_names()?.into_iter().filter(|name| is_segment(name)).collect())
-    };
-    let (wanted, mut present) = (segments(good)?, segments(copy)?);
-    for name in present.clone() {
-        if !wanted.contains(&name) || len_of(copy, &name)? != len_of(good, &name)? {
-            copy.remove(&name)?;
-            present.remove(&name);
-        }
-    }
-    if copy.open(superblock::FILE)?.is_some() && len_of(copy, superblock::FILE)? < SUPERBLOCK_BYTES
-    {
+fn prepare_copy<D: SegmentStore>(good: &D, copy: &D) -> io::Result<()> {
+    let difference = SegmentDifference::of(good, copy)?;
+    difference.check_space(copy)?;
+    difference.surplus.iter().try_for_each(|name| copy.remove(name))?;
+    if difference.is_superblock_short {
         copy.remove(superblock::FILE)?;
     }
     copy.sync_names()?;
-    make_superblock(copy)?;
-    let missing = wanted.iter().position(|name| !present.contains(name));
-    Ok(missing.map_or(u64::MAX, |number| number as u64))
+    make_superblock(copy)
 }
 
 impl<D: SegmentStore> Mirror<D> {
@@ -221,7 +293,12 @@ impl<D: SegmentStore> Mirror<D> {
         source.set_layout(layout, false)?;
         tracing::warn!("{title}: this copy is stale; resyncing it from `{source_title}`");
         // From here on `verifier` may read there what is damaged in the good copy.
-        self.0.set_copy(&mut self.0.state(), number, CopyState::Resyncing, None);
+        {
+            let mut state = self.0.state();
+            // Invariant 7: nothing in this copy is equal yet, whatever another one has reached.
+            state.cursor = 0;
+            self.0.set_copy(&mut state, number, CopyState::Resyncing, None);
+        }
         if let Err(error) = target.set_layout(layout, false) {
             return Ok(self.fail_resync(number, &error)?);
         }
@@ -243,7 +320,7 @@ impl<D: SegmentStore> Mirror<D> {
         self.advance(1 - number, only(1 - number))?;
         let recorded = self.0.record(&self.0.state(), &self.0.members(), &to, Some(0));
         let begun = recorded.and_then(|()| prepare_copy(source, target));
-        Ok(begun.map(drop).or_else(|error| self.fail_resync(number, &error))?)
+        Ok(begun.or_else(|error| self.fail_resync(number, &error))?)
     }
 
     /// The source and the target of a resync of the copy `number`. While a mirror is assembled, the

@@ -274,6 +274,53 @@ pub(crate) fn finish_resync(fixture: &Fixture) {
     }
 }
 
+/// Takes steps of a resync to its end. Returns how many bytes it has compared, and how often the
+/// good copies were to be repaired before.
+///
+/// # Panics
+/// If none is to be done, or the copy fails.
+pub(crate) fn compared_by_resync(fixture: &Fixture) -> (u64, usize) {
+    let mut resync = resync(fixture).expect("a resync is to be done");
+    let (mut compared, mut repairs) = (0, 0);
+    loop {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(bytes) => compared += bytes,
+            Resynced::Repair => repairs += 1,
+            Resynced::Complete => break fixture.pool.segments().renew(),
+            other => panic!("{other:?}: nothing is written meanwhile, and the copy is intact"),
+        }
+    }
+    (compared, repairs)
+}
+
+/// The files whose names `is_wanted` names, with their bytes.
+pub(crate) fn files(
+    directory: &SimulatedDirectory,
+    is_wanted: impl Fn(&str) -> bool,
+) -> BTreeMap<String, Vec<u8>> {
+    let names = directory.names().into_iter().filter(|name| is_wanted(name));
+    let content = |name: String| {
+        let file = directory.open(&name).unwrap();
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        (name, bytes)
+    };
+    names.map(content).collect()
+}
+
+/// Replaces the files whose names `is_wanted` names by others.
+pub(crate) fn replace_files(
+    directory: &SimulatedDirectory,
+    is_wanted: impl Fn(&str) -> bool,
+    by: &BTreeMap<String, Vec<u8>>,
+) {
+    directory.names().iter().filter(|it| is_wanted(it)).for_each(|it| directory.remove(it));
+    for (name, bytes) in by {
+        directory.create(name, bytes.len() as u64, 512).write_at(0, bytes).unwrap();
+    }
+    directory.settle();
+}
+
 /// The store of a shape: one copy, or two assembled.
 pub(crate) fn store(
     directory: &SimulatedDirectory,

@@ -17,7 +17,9 @@ use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::segment_name;
 
 use crate::damage::{fill_three_leaves, lost, rot_leaf};
-use crate::fixture::{Fixture, Shape, Step, USE, assemble, finish_resync, format, pair, resync};
+use crate::fixture::{
+    self, Fixture, Shape, Step, USE, assemble, finish_resync, format, pair, resync,
+};
 use crate::{look_everywhere, shape, work};
 
 const DEGRADED: Terms = Terms::Use { degraded: true };
@@ -44,23 +46,12 @@ fn status(fixture: &Fixture) -> (u64, [bool; 2]) {
 
 /// The files of one copy.
 fn files(directory: &SimulatedDirectory, side: &str) -> BTreeMap<String, Vec<u8>> {
-    let names = directory.names().into_iter().filter(|name| name.starts_with(side));
-    let content = |name: String| {
-        let file = directory.open(&name).unwrap();
-        let mut bytes = vec![0; file.len() as usize];
-        file.read_at(0, &mut bytes).unwrap();
-        (name, bytes)
-    };
-    names.map(content).collect()
+    fixture::files(directory, |name| name.starts_with(side))
 }
 
 /// Removes the files of one copy, and restores others in their place.
 fn replace(directory: &SimulatedDirectory, side: &str, by: &BTreeMap<String, Vec<u8>>) {
-    directory.names().iter().filter(|it| it.starts_with(side)).for_each(|it| directory.remove(it));
-    for (name, bytes) in by {
-        directory.create(name, bytes.len() as u64, 512).write_at(0, bytes).unwrap();
-    }
-    directory.settle();
+    fixture::replace_files(directory, |name| name.starts_with(side), by);
 }
 
 /// Runs a workload on two copies, one of which fails in some way, and cuts the power after every

@@ -18,7 +18,10 @@ use blockyard_volume::{PoolVerifier, VolumeError};
 use blockyard_volume_format::label::{self, Label};
 use blockyard_volume_format::segment_name;
 
-use crate::fixture::{Fixture, Shape, Step, Store, USE, finish_resync, format, resync};
+use crate::fixture::{
+    Fixture, Shape, Step, Store, USE, assemble, compared_by_resync, files, finish_resync, format,
+    pair, replace_files, resync,
+};
 use crate::{shape, work};
 
 /// The copy at a path: `pool` is the only copy of a pool that began with one.
@@ -194,6 +197,30 @@ fn begin(mut fixture: Fixture, case: Case, shape: &Shape, random: &mut fastrand:
     fixture
 }
 
+/// The bytes of all segments of a pool.
+fn segments_bytes(fixture: &Fixture) -> u64 {
+    let segments = fixture.pool.segments();
+    segments.files().len() as u64 * u64::from(segments.bytes())
+}
+
+/// The states of the copies, and why they are not good.
+fn states(fixture: &Fixture) -> Vec<(CopyState, Option<String>)> {
+    let status = fixture.pool.segments().directory().copy_status();
+    status.into_iter().map(|copy| (copy.state, copy.why)).collect()
+}
+
+/// Takes steps of a resync until this number of segments is copied.
+fn copy_segments(fixture: &Fixture, count: u64) {
+    let mut resync = resync(fixture).unwrap();
+    let (mut done, bytes) = (0, count * u64::from(fixture.pool.segments().bytes()));
+    while done < bytes {
+        match resync.step(&fixture.pool.segments().files()).unwrap() {
+            Resynced::Bytes(bytes) => done += bytes,
+            other => assert_eq!((other, done), (Resynced::Repair, 0)),
+        }
+    }
+}
+
 /// Each copy that an opening believes when the others are missing has the same contents.
 fn check_alone(found: &SimulatedDirectory, shape: &Shape, opened: &mut Fixture) {
     let wanted = opened.contents();
@@ -324,9 +351,11 @@ fn a_new_copy_that_fails_is_not_believed() {
             let mut fixture = reopened(&directory, &shape, case.path()).unwrap();
             assert_eq!(fixture.contents(), wanted);
             if case.replaces().is_none() {
-                let first = resync(&fixture).unwrap().step(&fixture.pool.segments().files());
-                assert_eq!(first.unwrap(), Resynced::Repair, "it begins again: the cursor is void");
-                finish_resync(&fixture);
+                let segment = format!("{}/segment-", case.new_path());
+                let is_empty = !directory.names().iter().any(|name| name.starts_with(&segment));
+                // It begins again: the cursor is void.
+                let all = (segments_bytes(&fixture), usize::from(!is_empty));
+                assert_eq!(compared_by_resync(&fixture), all);
                 check_alone(&directory, &shape, &mut fixture);
                 continue;
             }
@@ -465,30 +494,14 @@ fn a_resync_continues_at_its_cursor() {
         let mut fixture = first(&directory, &shape);
         work(&mut fixture, &mut random, &shape, 20);
         let mut fixture = begin(fixture, case, &shape, &mut random);
-        let mut resync = resync(&fixture).unwrap();
         let segment_bytes = u64::from(fixture.pool.segments().bytes());
-        let mut done = 0;
-        while done < 3 * segment_bytes {
-            match resync.step(&fixture.pool.segments().files()).unwrap() {
-                Resynced::Bytes(bytes) => done += bytes,
-                other => assert_eq!((other, done, case), (Resynced::Repair, 0, Case::Return)),
-            }
-        }
+        copy_segments(&fixture, 3);
         let wanted = fixture.contents();
         // The process is killed: nothing is closed.
         let found = directory.medium().kill();
         let mut fixture = reopened(&found, &shape, case.path()).unwrap();
-        let mut resync = crate::fixture::resync(&fixture).unwrap();
         let count = fixture.pool.segments().files().len() as u64;
-        let mut compared = 0;
-        loop {
-            match resync.step(&fixture.pool.segments().files()).unwrap() {
-                Resynced::Bytes(bytes) => compared += bytes,
-                Resynced::Complete => break,
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(compared, (count - 3) * segment_bytes, "{case:?}");
+        assert_eq!(compared_by_resync(&fixture), ((count - 3) * segment_bytes, 0), "{case:?}");
         assert_eq!(fixture.contents(), wanted);
         check_alone(&found, &shape, &mut fixture);
     }
@@ -506,17 +519,8 @@ fn a_void_cursor_stays_void_after_another_crash() {
         let mut fixture = first(&directory, &shape);
         work(&mut fixture, &mut random, &shape, 20);
         let mut fixture = begin(fixture, case, &shape, &mut random);
-        let own = |directory: &SimulatedDirectory| -> Vec<(String, Vec<u8>)> {
-            let names = directory.names().into_iter().filter(|name| !name.starts_with("c/"));
-            let content = |name: String| {
-                let file = directory.open(&name).unwrap();
-                let mut bytes = vec![0; file.len() as usize];
-                file.read_at(0, &mut bytes).unwrap();
-                (name, bytes)
-            };
-            names.map(content).collect()
-        };
-        let backup = own(&directory);
+        let is_own = |name: &str| !name.starts_with("c/");
+        let backup = files(&directory, is_own);
         let mut resync = resync(&fixture).unwrap();
         for _ in 0..6 {
             work(&mut fixture, &mut random, &shape, 10);
@@ -527,28 +531,13 @@ fn a_void_cursor_stays_void_after_another_crash() {
         }
         assert!(label_of(&directory, &shape, "c").unwrap().cursor > Some(2));
         let found = directory.medium().kill();
-        own(&found).iter().for_each(|(name, _)| found.remove(name));
-        for (name, bytes) in backup {
-            found.create(&name, bytes.len() as u64, 512).write_at(0, &bytes).unwrap();
-        }
-        found.settle();
+        replace_files(&found, is_own, &backup);
         // The process is killed again, after the opening.
         let opened = reopened(&found, &shape, "pool").unwrap();
         let found = found.medium().kill();
         drop(opened);
         let mut fixture = reopened(&found, &shape, "pool").unwrap();
-        let mut resync = crate::fixture::resync(&fixture).unwrap();
-        let files = fixture.pool.segments().files();
-        let mut compared = 0;
-        loop {
-            match resync.step(&files).unwrap() {
-                Resynced::Bytes(bytes) => compared += bytes,
-                Resynced::Repair => {}
-                other => break assert_eq!(other, Resynced::Complete),
-            }
-        }
-        let segment_bytes = u64::from(fixture.pool.segments().bytes());
-        assert_eq!(compared, files.len() as u64 * segment_bytes, "{case:?}");
+        assert_eq!(compared_by_resync(&fixture).0, segments_bytes(&fixture), "{case:?}");
         if case == Case::Attach {
             check_alone(&found, &shape, &mut fixture);
         }
@@ -606,13 +595,8 @@ fn a_cursor_is_void_for_a_copy_that_failed_meanwhile() {
     let store = store.unwrap();
     store.resume_joining(|path| Ok(copy(&found, &shape, path.to_str().unwrap()))).unwrap();
     let mut fixture = Fixture::of(store, &found, &shape).unwrap();
-    let (wanted, segments) = (fixture.contents(), fixture.pool.segments().files().len() as u64);
-    let mut resync = crate::fixture::resync(&fixture).unwrap();
-    let mut compared = 0;
-    while let Resynced::Bytes(bytes) = resync.step(&fixture.pool.segments().files()).unwrap() {
-        compared += bytes;
-    }
-    assert_eq!(compared, segments * u64::from(fixture.pool.segments().bytes()));
+    let wanted = fixture.contents();
+    assert_eq!(compared_by_resync(&fixture), (segments_bytes(&fixture), 0));
     assert_eq!(fixture.contents(), wanted);
 }
 
@@ -647,4 +631,190 @@ fn copies_that_cannot_join_or_leave_are_refused() {
     assert!(error.contains("last good copy"), "{error}");
     assert_eq!(label_of(&directory, &shape, "a"), None);
     assert!(label_of(&directory, &shape, "b").unwrap().is_detached());
+}
+
+/// Regression: an opening that continued a resync removed those segments of the half copy that the
+/// good copy had lost, before it found that the pool did not open in the good copy.
+#[test]
+fn a_good_copy_that_does_not_open_costs_a_half_resynced_copy_nothing() {
+    for case in [Case::Attach, Case::Return] {
+        for is_short in [false, true] {
+            let mut random = Seed::from_env().rng(70_000);
+            let shape = shape_of(case, &mut random);
+            let directory = SimulatedDirectory::default();
+            let mut fixture = first(&directory, &shape);
+            work(&mut fixture, &mut random, &shape, 20);
+            let fixture = begin(fixture, case, &shape, &mut random);
+            copy_segments(&fixture, 3);
+            let found = directory.medium().kill();
+            drop(fixture);
+            let prefix = format!("{}/", case.new_path());
+            let is_new = |name: &str| name.starts_with(&prefix);
+            let is_good = |name: &str| match case {
+                Case::Return => name.starts_with("a/"),
+                _ => !is_new(name),
+            };
+            let whole = files(&found, is_good);
+            let mut damaged = whole.clone();
+            match is_short {
+                false => damaged.retain(|name, _| !name.contains("segment-")),
+                true => {
+                    let segments = damaged.iter_mut().filter(|(name, _)| name.contains("segment-"));
+                    segments.for_each(|(_, bytes)| bytes.truncate(bytes.len() / 2));
+                }
+            }
+            replace_files(&found, is_good, &damaged);
+            let before = files(&found, is_new);
+            let opened = reopened(&found, &shape, case.path());
+            assert!(opened.is_err(), "{case:?}: the good copy has no data");
+            drop(opened);
+            let after = files(&found, is_new);
+            assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+            assert!(after == before, "{case:?}: the half copy was changed");
+            // The good copy is back.
+            replace_files(&found, is_good, &whole);
+            let mut fixture = reopened(&found, &shape, case.path()).unwrap();
+            let (compared, repairs) = compared_by_resync(&fixture);
+            assert!(compared < segments_bytes(&fixture) && repairs == 0, "{case:?}");
+            check_alone(&found, &shape, &mut fixture);
+        }
+    }
+}
+
+/// A half copy has a segment that the good copy lacks, or with another length: its resync begins
+/// again, and makes it equal.
+#[test]
+fn a_half_copy_with_other_segments_is_resynced_from_its_beginning() {
+    for case in [Case::Attach, Case::Return] {
+        for is_short in [false, true] {
+            let mut random = Seed::from_env().rng(71_000);
+            let shape = shape_of(case, &mut random);
+            let directory = SimulatedDirectory::default();
+            let mut fixture = first(&directory, &shape);
+            work(&mut fixture, &mut random, &shape, 20);
+            let mut fixture = begin(fixture, case, &shape, &mut random);
+            copy_segments(&fixture, 3);
+            let wanted = fixture.contents();
+            let found = directory.medium().kill();
+            drop(fixture);
+            let new = copy(&found, &shape, case.new_path());
+            let name = segment_name(if is_short { 1 } else { 200 });
+            new.remove(&name).unwrap();
+            drop(new.create(&name, 512).unwrap());
+            found.settle();
+            let mut fixture = reopened(&found, &shape, case.path()).unwrap();
+            assert_eq!(compared_by_resync(&fixture), (segments_bytes(&fixture), 1), "{case:?}");
+            assert_eq!(fixture.contents(), wanted);
+            let len = new.open(&name).unwrap().map(|file| file.len().unwrap());
+            let whole = u64::from(fixture.pool.segments().bytes());
+            assert_eq!(len, is_short.then_some(whole), "{case:?}");
+            check_alone(&found, &shape, &mut fixture);
+        }
+    }
+}
+
+/// Regression: when a copy that joined was given up at an opening, a stale copy that was resynced
+/// instead began at the cursor of that one, and became good without the segments below it.
+#[test]
+fn a_stale_copy_is_not_resynced_from_the_cursor_of_another_copy() {
+    let mut random = Seed::from_env().rng(72_000);
+    let shape = shape_of(Case::Replace, &mut random);
+    let directory = SimulatedDirectory::default();
+    let mut fixture = first(&directory, &shape);
+    work(&mut fixture, &mut random, &shape, 20);
+    join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
+    let is_stale = |name: &str| name.starts_with("b/");
+    let backup = files(&directory, is_stale);
+    work(&mut fixture, &mut random, &shape, 20);
+    assert_eq!(fixture.take(Step::Write { first: 0, count: 1, fua: true }), Status::Ok);
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    copy_segments(&fixture, 4);
+    assert!(label_of(&directory, &shape, "c").unwrap().cursor > Some(2));
+    let wanted = fixture.contents();
+    let found = directory.medium().kill();
+    drop(fixture);
+    replace_files(&found, is_stale, &backup);
+    let given = ["a", "b"].map(|path| named(&found, &shape, path));
+    let store = Mirror::assemble(given, USE, &PoolVerifier).unwrap();
+    let failing = copy(&found, &shape, "c");
+    failing.set_faults(FaultPlan { failed_writes: When::After(0), ..FaultPlan::default() });
+    store.resume_joining(|_| Ok(failing)).unwrap();
+    store.resume_stale(&PoolVerifier).unwrap();
+    let mut fixture = Fixture::of(store, &found, &shape).unwrap();
+    let found_states: Vec<_> = states(&fixture).into_iter().map(|(state, _)| state).collect();
+    assert_eq!(found_states, [CopyState::Good, CopyState::Resyncing, CopyState::Failed]);
+    assert_eq!(compared_by_resync(&fixture), (segments_bytes(&fixture), 1));
+    assert_eq!(fixture.contents(), wanted);
+    check_alone(&found, &shape, &mut fixture);
+}
+
+/// Regression: the whole pool was verified again by each opening until the first segment of a copy
+/// that was attached empty was copied. Such a copy cannot repair anything.
+#[test]
+fn a_copy_without_a_segment_causes_no_verification() {
+    let mut random = Seed::from_env().rng(74_000);
+    let shape = shape_of(Case::Attach, &mut random);
+    let directory = SimulatedDirectory::default();
+    let mut fixture = first(&directory, &shape);
+    work(&mut fixture, &mut random, &shape, 20);
+    assert_eq!(fixture.take(Step::Flush), Status::Ok);
+    join(&fixture, Case::Attach, copy(&directory, &shape, "c"));
+    let found = directory.medium().kill();
+    drop(fixture);
+    assert!(!found.names().iter().any(|name| name.starts_with("c/segment-")));
+    let mut fixture = reopened(&found, &shape, "pool").unwrap();
+    assert_eq!(compared_by_resync(&fixture), (segments_bytes(&fixture), 0));
+    check_alone(&found, &shape, &mut fixture);
+}
+
+/// Regression: a copy came back whose file system was full. The pool had no space for new segments
+/// then, although the good copy had.
+#[test]
+fn a_full_copy_that_comes_back_does_not_fill_the_pool() {
+    for is_begun in [false, true] {
+        let shape = Shape { mirror: true, ..Shape::tiny() };
+        let directory = SimulatedDirectory::default();
+        let mut fixture = first(&directory, &shape);
+        let failed_writes = When::After(0);
+        open_copy(&fixture, "b").set_faults(FaultPlan { failed_writes, ..FaultPlan::default() });
+        let write = |round: u64| Step::Write { first: round % 3, count: 1, fua: true };
+        // Snapshots keep the blocks, so that the pool grows.
+        let grow = |fixture: &mut Fixture, count: usize| {
+            let wanted = fixture.pool.segments().files().len() + count;
+            for round in 0.. {
+                assert_eq!(fixture.take(write(round)), Status::Ok);
+                assert_eq!(fixture.take(Step::Snapshot), Status::Ok);
+                if fixture.pool.segments().files().len() >= wanted {
+                    break;
+                }
+            }
+        };
+        grow(&mut fixture, 6);
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        drop(fixture);
+        if is_begun {
+            let fixture = Fixture::open(&directory, &shape);
+            copy_segments(&fixture, 1);
+            let found = directory.medium().kill();
+            drop(fixture);
+            replace_files(&directory, |_| true, &files(&found, |_| true));
+        }
+        let pair = pair(&directory, shape.depth);
+        pair[1].set_bytes_max(directory.bytes() + 512);
+        let store = assemble(pair.clone().map(Some), USE).unwrap();
+        let mut fixture = Fixture::of(store, &directory, &shape).unwrap();
+        let (state, why) = states(&fixture).remove(1);
+        let why = why.unwrap_or_default();
+        assert_eq!(state, CopyState::Failed, "{why}");
+        assert!(why.contains("need") && why.contains("its file system has 512 free"), "{why}");
+        grow(&mut fixture, 2);
+        let wanted = fixture.contents();
+        assert_eq!(fixture.take(Step::Flush), Status::Ok);
+        drop(fixture);
+        // There is space again.
+        let mut fixture = Fixture::open(&directory, &shape);
+        finish_resync(&fixture);
+        assert_eq!(fixture.contents(), wanted);
+        check_alone(&directory, &shape, &mut fixture);
+    }
 }
