@@ -8,6 +8,7 @@ use crate::run::{nbdsh, ok, run};
 use crate::yard::{BLOCKYARD, Yard, blockyard};
 
 mod carry;
+mod copies;
 mod encrypted;
 mod import;
 mod properties;

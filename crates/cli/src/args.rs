@@ -16,9 +16,9 @@ pub(crate) use faults::{
     InjectArgs, InjectCommand, InjectListArgs, InjectRemoveArgs, InjectRunArgs, RemovedRules,
 };
 pub(crate) use pool::{
-    BackupCommand, PoolAttachArgs, PoolCommand, PoolDetachArgs, PoolIostatArgs, PoolListArgs,
-    PoolPreflightArgs, PoolReplaceArgs, PoolResyncArgs, PoolStatusArgs, PoolsArgs, ResyncOptions,
-    ScriptArgs,
+    AttachArgs, BackupCommand, PoolAttachArgs, PoolCommand, PoolDetachArgs, PoolIostatArgs,
+    PoolListArgs, PoolPreflightArgs, PoolReplaceArgs, PoolResyncArgs, PoolStatusArgs, PoolsArgs,
+    ResyncOptions, ScriptArgs,
 };
 pub(crate) use ram::{
     RamBlocksArgs, RamCommand, RamFileArgs, RamListArgs, RamSelectArgs, RamSetArgs,

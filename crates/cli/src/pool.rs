@@ -242,10 +242,11 @@ fn resyncing(resync: &ResyncView) -> String {
         share = percent(bytes, all);
         verified = format!(", {} of {} verified", rounded(bytes), rounded(all));
     }
-    let how = match (paused, left_s) {
-        (true, _) => "paused".to_owned(),
-        (false, None) => "no estimate of the end".to_owned(),
-        (false, Some(seconds)) => {
+    let how = match (&resync.error, paused, left_s) {
+        (Some(error), ..) => format!("tried again each minute: {error}"),
+        (None, true, _) => "paused".to_owned(),
+        (None, false, None) => "no estimate of the end".to_owned(),
+        (None, false, Some(seconds)) => {
             let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
             let left = format!("{hours:02}:{minutes:02}:{:02}", seconds % 60);
             format!("{}/s, {left} to go", rounded(*rate_bytes))
@@ -399,7 +400,7 @@ fn iostat(args: &PoolIostatArgs, out: &mut impl Write) -> Result<(), Failure> {
         }
         before = Some(now);
         pause(&plan);
-        if !args.talk.json {
+        if !args.talk.json && !args.script.scripted {
             writeln!(out)?;
         }
     }
@@ -606,5 +607,7 @@ mod tests {
         let scripted = printed("-Hplq");
         assert_eq!(scripted.lines().count(), 1, "{scripted}");
         assert_eq!(scripted.split('\t').nth(1), Some("31457280"), "{scripted}");
+        let histograms = Cli::try_parse_from(["blockyard", "pool", "iostat", "-Hw"]);
+        assert!(histograms.is_err(), "a line has no histogram");
     }
 }

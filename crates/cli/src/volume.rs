@@ -23,7 +23,7 @@ use blockyard_yard::volumes::{CopyView, KeptView, PoolView, VolumeDone, VolumeRe
 use serde_json::json;
 
 use crate::args::{
-    PoolAttachArgs, VolumeAt, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
+    AttachArgs, VolumeAt, VolumeCommand, VolumeDestroyArgs, VolumeHoldArgs, VolumePoolArgs,
     VolumePruneArgs, VolumeShowArgs,
 };
 use crate::devices::print_json;
@@ -100,8 +100,8 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
     }
 }
 
-fn attach(args: &PoolAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let PoolAttachArgs { pool, new, options } = args;
+fn attach(args: &AttachArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let AttachArgs { pool, new, options } = args;
     copies::join(pool, "attach", copies::new_copy(options), true, new)?;
     let (path, new) = (pool.pool.display().to_string(), new.display().to_string());
     if pool.talk.json {

@@ -62,6 +62,8 @@ struct ResyncControl {
     began: Mutex<Option<(Instant, u64)>>,
     /// While the good copies are repaired: the bytes that were verified, plus 1; else 0.
     verified: AtomicU64,
+    /// The error of the last step. The thread tries that step again after [`RETRY_PAUSE`].
+    error: Mutex<Option<String>>,
 }
 
 /// The progress of the resync of a pool.
@@ -85,6 +87,10 @@ pub struct ResyncProgress {
     pub limit_bytes: u64,
     /// Whether it is paused.
     pub is_paused: bool,
+    /// The path of the copy that leaves the pool when this one is good.
+    pub replaces: Option<PathBuf>,
+    /// Why the resync does not continue: no good copy can be used. It is tried again each minute.
+    pub error: Option<String>,
 }
 
 impl ResyncProgress {
@@ -133,6 +139,10 @@ impl ResyncControl {
         self.is_running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn error(&self) -> MutexGuard<'_, Option<String>> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn began(&self) -> MutexGuard<'_, Option<(Instant, u64)>> {
         self.began.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,13 +173,15 @@ fn run<S: SegmentStore>(pool: &Pool<Mirror<S>>, control: &ResyncControl) {
         };
         drop(is_running);
         *control.began() = None;
+        *control.error() = None;
         while !control.is_stopping() {
             match step(pool, &mut resync, control) {
-                Ok(true) => {}
+                Ok(true) => *control.error() = None,
                 Ok(false) => break,
                 Err(error) => {
                     let title = pool.segments().directory().title();
                     tracing::error!("{title}: {error}; trying again in a minute");
+                    *control.error() = Some(error.to_string());
                     control.sleep(RETRY_PAUSE, &|| resync.is_wanted());
                 }
             }
@@ -284,7 +296,7 @@ impl<S: SegmentStore> Running<Mirror<S>> {
     /// The progress of the resync, if one is to be done.
     pub fn resync_progress(&self) -> Option<ResyncProgress> {
         let status = self.pool().segments().directory().resync_status()?;
-        let ResyncStatus { path, done_bytes, total_bytes, written_bytes } = status;
+        let ResyncStatus { path, replaces, done_bytes, total_bytes, written_bytes } = status;
         let control = &self.background().control;
         let rate = control.began().map(|(at, from)| {
             let elapsed = at.elapsed().as_secs_f64().max(0.001);
@@ -302,6 +314,8 @@ impl<S: SegmentStore> Running<Mirror<S>> {
             rate_bytes: rate.unwrap_or(0),
             limit_bytes: control.rate.load(Ordering::Relaxed),
             is_paused: control.is_paused.load(Ordering::Relaxed),
+            replaces,
+            error: control.error().clone(),
         })
     }
 

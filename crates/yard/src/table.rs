@@ -45,7 +45,8 @@ impl Table {
     ) -> io::Result<()> {
         let heading = self.rows.first().and_then(|headings| headings.first());
         let most = heading.map_or(0, |heading| heading.chars().count()).max(width / 2);
-        if self.widths().iter().sum::<usize>() + 2 * self.widths().len() > width {
+        let widths = self.widths();
+        if widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1) > width {
             for first in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
                 let extra = first.chars().count().saturating_sub(most);
                 if extra > 0 {
@@ -151,6 +152,12 @@ mod tests {
         let cut = printed("/a/very/long/pool", 22);
         assert!(cut.lines().all(|line| line.chars().count() <= 22), "{cut}");
         assert!(cut.contains("…/long/pool"), "{cut}");
+        // A table that just fits is printed whole, also if its first column is wide.
+        let mut table = Table::new(["name", "n"]);
+        table.row(["/srv/pools", "1"]);
+        let mut out = Vec::new();
+        table.print_within("/srv/pools  1".len(), &[], &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "name        n\n/srv/pools  1\n");
         // A column that does not fit at all is printed all the same.
         assert_eq!(printed("a", 3).matches("name").count(), 3);
     }

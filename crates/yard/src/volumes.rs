@@ -417,8 +417,8 @@ impl PoolView {
                 self.failed_read_only.into(),
             ),
             ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
-            ("pool_resync_done_bytes", "Bytes that a resync has made equal", resync.0),
-            ("pool_resync_total_bytes", "Bytes that a resync makes equal; 0 without one", resync.1),
+            ("pool_resync_done_bytes", "Bytes equal in a copy that is resyncing", resync.0),
+            ("pool_resync_total_bytes", "Bytes of the pool if a copy is resyncing", resync.1),
         ]
     }
 }

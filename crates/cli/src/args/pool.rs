@@ -66,14 +66,21 @@ pub(crate) struct ResyncOptions {
     /// Compare at most this number of bytes per second; 0: any number [default: unchanged]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) rate: Option<u64>,
-    /// Wait until the new copy is good
-    #[arg(long)]
-    pub(crate) wait: bool,
 }
 
 /// `pool attach`.
 #[derive(Args, Debug)]
 pub(crate) struct PoolAttachArgs {
+    #[command(flatten)]
+    pub(crate) attach: AttachArgs,
+    /// Wait until the new copy is good
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+/// `volume attach`, which waits until the new copy is good.
+#[derive(Args, Debug)]
+pub(crate) struct AttachArgs {
     #[command(flatten)]
     pub(crate) pool: VolumePoolArgs,
     /// An empty directory on another disk, or for a pool on a disk an empty disk
@@ -106,6 +113,9 @@ pub(crate) struct PoolReplaceArgs {
     pub(crate) new: PathBuf,
     #[command(flatten)]
     pub(crate) options: ResyncOptions,
+    /// Wait until the new copy is good
+    #[arg(long)]
+    pub(crate) wait: bool,
 }
 
 /// `pool resync`.
@@ -224,8 +234,8 @@ pub(crate) struct PoolIostatArgs {
     /// Operations in flight, syncs of the log, and waits of writes for cleaning
     #[arg(short, long)]
     pub(crate) queues: bool,
-    /// Histograms of the latency of reads and writes
-    #[arg(short = 'w', long)]
+    /// Histograms of the latency of reads and writes; not with -H, which prints lines
+    #[arg(short = 'w', long, conflicts_with = "scripted")]
     pub(crate) histograms: bool,
     /// Leave out the report of the time since the pools were opened
     #[arg(short = 'y', long)]

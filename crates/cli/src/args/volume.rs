@@ -6,7 +6,7 @@ use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_format::catalogue::{NAME_MAX, VOLUME_NAME_MAX, is_name};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{PoolAttachArgs, PoolsArgs, ScriptArgs, TalkArgs};
+use super::{AttachArgs, PoolsArgs, ScriptArgs, TalkArgs};
 
 const HELP: &str = "\
 POOL is the pool's directory or disk. Where a yard has it open, the command asks that yard.
@@ -129,7 +129,7 @@ pub(crate) enum VolumeCommand {
     /// Verify a pool that is not in use, and change nothing
     Check(VolumePoolArgs),
     /// Add an empty directory or disk as the second copy of a pool, and wait until it is good
-    Attach(PoolAttachArgs),
+    Attach(AttachArgs),
 }
 
 /// A pool.

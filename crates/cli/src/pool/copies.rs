@@ -8,7 +8,8 @@ use std::time::Duration;
 use blockyard_yard::volumes::{CopyView, PoolView, VolumeDone, VolumeRequest};
 
 use crate::args::{
-    PoolAttachArgs, PoolDetachArgs, PoolReplaceArgs, PoolResyncArgs, ResyncOptions, VolumePoolArgs,
+    AttachArgs, PoolAttachArgs, PoolDetachArgs, PoolReplaceArgs, PoolResyncArgs, ResyncOptions,
+    VolumePoolArgs,
 };
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
@@ -20,14 +21,14 @@ use crate::volume::refused;
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn attach(args: &PoolAttachArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let request = new_copy(&args.options);
-    print(&args.pool, &join(&args.pool, "attach", request, args.options.wait, &args.new)?, out)
+    let AttachArgs { pool, new, options } = &args.attach;
+    print(pool, &join(pool, "attach", new_copy(options), args.wait, new)?, out)
 }
 
 pub(super) fn replace(args: &PoolReplaceArgs, out: &mut impl Write) -> Result<(), Failure> {
     let copy = Some(text(&absolute(&args.old)?)?);
     let request = VolumeRequest { copy, ..new_copy(&args.options) };
-    print(&args.pool, &join(&args.pool, "replace", request, args.options.wait, &args.new)?, out)
+    print(&args.pool, &join(&args.pool, "replace", request, args.wait, &args.new)?, out)
 }
 
 pub(super) fn detach(args: &PoolDetachArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -64,6 +65,11 @@ pub(super) fn resync(args: &PoolResyncArgs, out: &mut impl Write) -> Result<(), 
         return print(&args.pool, &done, out);
     }
     wait(&pool)?;
+    let copies = view(&pool)?.copies;
+    if let Some(CopyView { path, state, why, .. }) = copies.iter().find(|copy| !copy.good) {
+        let why = why.as_ref().map_or(String::new(), |why| format!(": {why}"));
+        return Err(Failure::new(Code::Failed, format!("the copy at {path} is {state}{why}")));
+    }
     let done = VolumeDone { done: "no resync is to be done".to_owned(), ..VolumeDone::default() };
     print(&args.pool, &done, out)
 }
@@ -98,8 +104,11 @@ pub(crate) fn join(
     let mut done = VolumeDone::default();
     match &pool {
         // An interrupted command is repeated. The opening has let the resync continue.
-        PoolAccess::Here(running)
-            if running.resync_progress().is_some_and(|resync| resync.path == new) => {}
+        PoolAccess::Here(running) if is_begun(&pool, &new, request.copy.as_deref())? => {
+            if let Some(rate) = request.rate_bytes {
+                running.set_resync_rate(rate);
+            }
+        }
         _ => {
             let request = VolumeRequest { new: Some(text(&new)?), ..request };
             done = pool.work(verb, request)?;
@@ -124,11 +133,35 @@ pub(crate) fn join(
     Ok(VolumeDone { done: format!("{} is a good copy", new.display()), ..done })
 }
 
+/// Whether a pool resyncs the copy at `new`, and that copy will replace the one at `old`. Without
+/// `old`, it is to replace none.
+fn is_begun(pool: &PoolAccess, new: &Path, old: Option<&str>) -> Result<bool, Failure> {
+    let PoolView { resync, copies, .. } = view(pool)?;
+    let Some(resync) = resync.filter(|resync| Path::new(&resync.path) == new) else {
+        return Ok(false);
+    };
+    Ok(match (old, resync.replaces) {
+        // A copy that had failed left the pool when the new one joined.
+        (Some(old), None) => copies.iter().all(|copy| copy.path != old),
+        (old, replaces) => old == replaces.as_deref(),
+    })
+}
+
 /// Waits until no copy is resyncing, and shows the progress.
+///
+/// # Errors
+/// If the resync cannot continue, because no good copy can be used.
 pub(crate) fn wait(pool: &PoolAccess) -> Result<(), Failure> {
     let mut progress = ProgressLine::new("equal");
     let mut verifying = ProgressLine::new("verified");
     while let Some(resync) = view(pool)?.resync {
+        if let Some(error) = resync.error {
+            let again = match pool {
+                PoolAccess::Here(_) => "the next opening of the pool tries again",
+                PoolAccess::There(..) => "the yard tries again each minute",
+            };
+            return Err(Failure::new(Code::Failed, format!("{error}; {again}")));
+        }
         match resync.verified_bytes {
             Some(verified) => verifying.tell(verified, resync.to_verify_bytes),
             None => progress.tell(resync.done_bytes, Some(resync.total_bytes)),

@@ -64,6 +64,8 @@ pub(super) struct ResyncState(Mutex<(ResyncStatus, u64)>);
 pub struct ResyncStatus {
     /// The path of the copy that is resyncing.
     pub path: PathBuf,
+    /// The path of the copy that it replaces when it is good.
+    pub replaces: Option<PathBuf>,
     /// Bytes of the pool that are equal in that copy.
     pub done_bytes: u64,
     /// Bytes of the pool.
@@ -143,8 +145,10 @@ impl<D: SegmentStore> Mirror<D> {
     pub fn resync_status(&self) -> Option<ResyncStatus> {
         let members = self.0.members();
         let member = members.resyncing().next()?;
+        let replaced = member.replaces.and_then(|slot| members.find(slot));
+        let replaces = replaced.map(|it| it.side.path.clone());
         let status = self.0.progress.lock().0.clone();
-        Some(ResyncStatus { path: member.side.path.clone(), ..status })
+        Some(ResyncStatus { path: member.side.path.clone(), replaces, ..status })
     }
 
     /// Adds an empty directory or disk as a copy. With `replaces`, the copy at that path leaves the

@@ -143,7 +143,10 @@ impl SegmentDifference {
     /// differs there.
     pub(super) fn of<D: SegmentStore>(good: &D, copy: &D) -> io::Result<SegmentDifference> {
         let len_of = |directory: &D, name: &str| {
-            directory.open(name)?.map(|file| file.len()).transpose().map(Option::unwrap_or_default)
+            let len = || directory.open(name)?.map(|file| file.len()).transpose();
+            let named =
+                |error: io::Error| io::Error::new(error.kind(), format!("`{name}`: {error}"));
+            len().map(Option::unwrap_or_default).map_err(named)
         };
         let segments = |directory: &D| -> io::Result<BTreeSet<String>> {
             Ok(directory.names()?.into_iter().filter(|name| is_segment(name)).collect())

@@ -42,6 +42,9 @@ impl From<CopyStatus> for CopyView {
 pub struct ResyncView {
     /// The copy.
     pub path: String,
+    /// The copy that leaves the pool when this one is good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
     /// The bytes of the pool that are equal there.
     pub done_bytes: u64,
     /// The bytes of the pool.
@@ -62,12 +65,16 @@ pub struct ResyncView {
     /// The seconds until its end at this rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_s: Option<u64>,
+    /// Why the resync does not continue now. The pool tries again each minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 impl From<ResyncProgress> for ResyncView {
     fn from(progress: ResyncProgress) -> ResyncView {
         ResyncView {
             path: progress.path.display().to_string(),
+            replaces: progress.replaces.as_ref().map(|path| path.display().to_string()),
             done_bytes: progress.done_bytes,
             total_bytes: progress.total_bytes,
             rate_bytes: progress.rate_bytes,
@@ -76,6 +83,7 @@ impl From<ResyncProgress> for ResyncView {
             verified_bytes: progress.verified_bytes.map(|(verified, _)| verified),
             to_verify_bytes: progress.verified_bytes.map(|(_, all)| all),
             left_s: progress.left_s(),
+            error: progress.error,
         }
     }
 }
