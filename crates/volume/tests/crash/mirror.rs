@@ -158,6 +158,7 @@ fn a_power_cut_while_copies_are_made_equal_changes_nothing() {
             let first = fixture.contents();
             history.check(moment, &first);
             finish_resync(&fixture);
+            assert_eq!(status(&fixture).1, [true, true]);
             drop(fixture);
             for change in found.changes() {
                 under.apply(&change);
@@ -265,6 +266,7 @@ fn zeros_of_a_dead_disk_do_not_replace_a_stale_copy() {
         let file = directory.open(name).unwrap();
         file.write_at(0, &vec![0; file.len() as usize]).unwrap();
     }
+    assert!(resync(&fixture).is_some(), "the copy is to be resynced");
     _ = try_resync(&fixture);
     assert!(!status(&fixture).1[stale]);
     let after = files(&directory, sides[stale]);

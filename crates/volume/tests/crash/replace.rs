@@ -507,6 +507,36 @@ fn a_resync_continues_at_its_cursor() {
     }
 }
 
+/// The progress of a resync only grows, and is that of the whole pool when all is copied: before
+/// the copy replaces one of two, the good copies are repaired.
+#[test]
+fn the_progress_of_a_resync_grows_to_the_length_of_the_pool() {
+    let mut random = Seed::from_env().rng(75_000);
+    let shape = shape_of(Case::Replace, &mut random);
+    let directory = SimulatedDirectory::default();
+    let mut fixture = first(&directory, &shape);
+    work(&mut fixture, &mut random, &shape, 20);
+    join(&fixture, Case::Replace, copy(&directory, &shape, "c"));
+    let mut resync = resync(&fixture).unwrap();
+    let segments = fixture.pool.segments();
+    let mut told = Vec::new();
+    loop {
+        let stepped = resync.step(&segments.files()).unwrap();
+        let status = segments.directory().resync_status().unwrap();
+        assert_eq!(status.replaces.as_deref(), Some(Path::new("b")));
+        told.push((status.done_bytes, status.total_bytes));
+        match stepped {
+            Resynced::Bytes(_) => {}
+            other => break assert_eq!(other, Resynced::Repair),
+        }
+    }
+    assert!(told.is_sorted() && told.len() > 2, "{told:?}");
+    let all = segments_bytes(&fixture);
+    assert_eq!(told.last(), Some(&(all, all)));
+    assert_eq!(resync.step(&segments.files()).unwrap(), Resynced::Complete);
+    assert_eq!(segments.directory().resync_status(), None);
+}
+
 /// Regression: the cursor was void for a good copy that was restored from a backup, and the label
 /// of the new copy still had it. After another crash, when the superblocks were equal again, it was
 /// taken for valid.

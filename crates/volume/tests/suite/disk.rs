@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::{Bio, Flags, Op, Sector, Status};
-use blockyard_store::{PoolPaths, StoreKind, is_pool};
+use blockyard_store::{PoolPaths, StoreError, StoreKind, is_pool};
 use blockyard_testing::channel::handle;
 use blockyard_testing::contract;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::record::Body;
-use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::{
+    Compression, Options, Running, SyncMode, Volume, VolumeConfig, VolumeError,
+};
 use blockyard_volume_admin::check::check;
 
 use crate::loop_device::{LoopDevice, run};
@@ -403,7 +405,12 @@ fn a_second_disk_is_attached() {
     assert!(error.contains("it has an ext2, ext3 or ext4"), "{error}");
     run("e2fsck", &["-fn", second.to_str().unwrap()]);
     let pool = image("pool", 128 * MIB);
-    drop(Running::open(&pool, Options::default()).unwrap());
+    let used = Running::open(&pool, Options::default()).unwrap();
+    for consent in [false, true] {
+        let error = attach(&first, &pool, consent).unwrap_err();
+        assert!(matches!(error, VolumeError::Store(StoreError::InUse { .. })), "{error}");
+    }
+    drop(used);
     for consent in [false, true] {
         assert!(no(&pool, consent).contains("it holds a pool"));
     }
