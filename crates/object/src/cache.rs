@@ -21,10 +21,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockyard_store::{LockOwner, StoreError};
 use blockyard_volume_format::bytes::{crc, put_u32, put_u64, u32_at, u64_at};
+use blockyard_volume_format::object::sums::CHUNK_BYTES;
 use blockyard_volume_format::object::{ObjectId, ObjectKind};
-
-/// Length of a chunk in bytes.
-pub(crate) const CHUNK_BYTES: usize = 32 << 10;
 
 /// Length of an entry of the index in bytes.
 const ENTRY_BYTES: usize = 64;

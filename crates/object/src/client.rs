@@ -34,7 +34,7 @@ use futures::stream::{self, StreamExt};
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, Error, GetOptions, ObjectStore, PutMode, RetryConfig, UpdateVersion,
+    ClientOptions, Error, GetOptions, GetRange, ObjectStore, PutMode, RetryConfig, UpdateVersion,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -357,7 +357,17 @@ impl ObjectClient {
         name: &str,
         range: Option<Range<u64>>,
     ) -> Result<Option<Object>, ObjectError> {
+        let range = range.map(GetRange::Bounded);
         self.read_until_clear(name, range, &mut Tries::new(&self.retries, "read", name)).await
+    }
+
+    /// Reads the last bytes of an object, fewer if it is shorter; `None` if it is not there.
+    ///
+    /// # Errors
+    /// As [`ObjectClient::get`].
+    pub async fn get_end(&self, name: &str, len: u64) -> Result<Option<Object>, ObjectError> {
+        let mut tries = Tries::new(&self.retries, "read", name);
+        self.read_until_clear(name, Some(GetRange::Suffix(len)), &mut tries).await
     }
 
     /// The objects below `folder`, a path without a slash at its end; all objects if it is empty.
@@ -445,7 +455,7 @@ impl ObjectClient {
     async fn read_until_clear(
         &self,
         name: &str,
-        range: Option<Range<u64>>,
+        range: Option<GetRange>,
         tries: &mut Tries,
     ) -> Result<Option<Object>, ObjectError> {
         loop {
@@ -460,7 +470,7 @@ impl ObjectClient {
         }
     }
 
-    async fn get_once(&self, name: &str, range: Option<Range<u64>>) -> Result<Object, Failed> {
+    async fn get_once(&self, name: &str, range: Option<GetRange>) -> Result<Object, Failed> {
         let mut bytes = BytesMut::new();
         let read = self.get_into(name, range, &mut bytes).await;
         self.count(
@@ -475,11 +485,11 @@ impl ObjectClient {
     async fn get_into(
         &self,
         name: &str,
-        range: Option<Range<u64>>,
+        range: Option<GetRange>,
         into: &mut BytesMut,
     ) -> Result<String, Failed> {
         let path = self.path(name)?;
-        let options = GetOptions { range: range.map(Into::into), ..GetOptions::default() };
+        let options = GetOptions { range, ..GetOptions::default() };
         let result = self.within(0, self.store.get_opts(&path, options)).await?;
         let etag = result.meta.e_tag.clone().ok_or_else(no_etag)?;
         let len = result.range.end - result.range.start;

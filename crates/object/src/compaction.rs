@@ -8,17 +8,18 @@
 //! manifest.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockyard_volume_format::object::manifest::{Manifest, REMOVALS_MAX, Removal, Replay};
+use blockyard_volume_format::object::sums::ChunkSums;
 use blockyard_volume_format::object::table::{self, PART_SEGMENTS, TableExtent};
 use blockyard_volume_format::object::{HEADER_BYTES, MANIFEST, ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
 
 use crate::client::Swapped;
 use crate::journal::{Journal, Outage, State, taken_over};
+use crate::object_reader::ReadError;
 
 /// A segment with more extents than this is copied as a whole.
 const EXTENTS_MAX: usize = 64;
@@ -62,31 +63,37 @@ fn wanted(state: &State, segment: u32) -> Vec<TableExtent> {
     map.extents().filter(is_wanted).copied().collect()
 }
 
-/// Copies extents of a segment into a new object, and refers to that.
+/// Copies extents of a segment into a new object, and refers to that. An extent that cannot be read
+/// stays as it is: reads of it get the error.
 async fn copy(journal: &Arc<Journal>, segment: u32, extents: &[TableExtent]) -> Option<()> {
     let mut bytes = vec![0; HEADER_BYTES];
     let mut moved = Vec::with_capacity(extents.len());
     for extent in extents {
-        moved.push(bytes.len() as u32);
+        let at = bytes.len() as u32;
         let body = journal.state().bodies.get(&extent.object).cloned();
         let range = extent.at as usize..(extent.at + extent.len) as usize;
         match body {
             Some(body) => bytes.extend_from_slice(&body[range]),
-            None => {
-                let range = u64::from(extent.at)..u64::from(extent.at + extent.len);
-                bytes.extend_from_slice(&get(journal, extent.object, range).await?);
-            }
+            None => match get(journal, extent).await? {
+                Some(read) => bytes.extend_from_slice(&read),
+                None => continue,
+            },
         }
+        moved.push((extent, at));
+    }
+    if moved.is_empty() {
+        return Some(());
     }
     let (object, header) = journal.state().new_object(ObjectKind::Segment);
     header.put(&mut bytes, HEADER_BYTES);
+    ChunkSums::append(&mut bytes, &header);
     let bytes = Bytes::from(bytes);
     put(journal, object, bytes.clone()).await?;
     if let Some(cache) = &journal.cache {
         cache.insert(object, 0, &bytes);
     }
     let mut state = journal.state();
-    for (extent, at) in extents.iter().zip(moved) {
+    for (extent, at) in moved {
         state.durable.replace(segment, extent, (object, at));
         state.current.replace(segment, extent, (object, at));
     }
@@ -252,27 +259,31 @@ async fn put(journal: &Arc<Journal>, object: ObjectId, bytes: Bytes) -> Option<(
     Some(())
 }
 
-/// Reads a range of an object, until the object store returns it.
-async fn get(journal: &Arc<Journal>, object: ObjectId, range: Range<u64>) -> Option<Bytes> {
-    let (name, len) = (object.to_string(), range.end - range.start);
+/// Reads the bytes of an extent, until the object store returns them; `Some(None)` if they are
+/// damaged or missing.
+async fn get(journal: &Arc<Journal>, extent: &TableExtent) -> Option<Option<Bytes>> {
+    let (from, len) = (u64::from(extent.at), extent.len as usize);
     let mut outage = Outage::default();
-    loop {
-        match journal.client.get(&name, Some(range.clone())).await {
-            Ok(Some(found)) if found.bytes.len() as u64 == len => {
-                outage.end(journal);
-                return Some(found.bytes);
-            }
-            Ok(_) => {
-                journal.fail(&format!("`{name}` is missing from the object store, or shorter"));
-                return None;
-            }
-            Err(error) => {
+    let read = loop {
+        match journal.reader.read(extent.object, from..from + len as u64).await {
+            Err(ReadError::Request(error)) => {
                 if !outage.wait(journal, &error).await {
                     return None;
                 }
             }
+            read => break read,
         }
+    };
+    outage.end(journal);
+    let read = read.and_then(|(first, bytes)| {
+        let start = (from - first) as usize;
+        let is_there = bytes.len() >= start + len;
+        is_there.then(|| bytes.slice(start..start + len)).ok_or(ReadError::Missing(extent.object))
+    });
+    if let Err(error) = &read {
+        tracing::error!("{}: {error}", journal.title);
     }
+    Some(read.ok())
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,16 +27,18 @@ use blockyard_volume_format::object::batch::{
     self, BatchOperation, BatchRecord, PAYLOAD_AT, SUPERBLOCK,
 };
 use blockyard_volume_format::object::manifest::Manifest;
+use blockyard_volume_format::object::sums::CHUNK_BYTES;
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::cache::{CHUNK_BYTES, ObjectCache};
+use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
+use crate::object_reader::ObjectReader;
 use crate::{BucketSettings, ObjectError};
 
 /// An opener that finds more epochs to replay compacts the pool before it uses it.
@@ -51,6 +52,7 @@ pub(crate) struct Journal {
     /// The name of the pool in messages.
     pub(crate) title: String,
     pub(crate) cache: Option<ObjectCache>,
+    pub(crate) reader: ObjectReader,
     state: Mutex<State>,
     /// Signalled at each acknowledgement, failure and end of a compaction, and when the log writer
     /// has work.
@@ -288,8 +290,10 @@ impl Journal {
         state: State,
         handle: Handle,
     ) -> Journal {
+        let reader = ObjectReader::new(Arc::clone(&client), state.header.pool);
         Journal {
             client,
+            reader,
             settings,
             title,
             cache,
@@ -529,39 +533,34 @@ impl Journal {
         at: u32,
         into: &mut [u8],
     ) -> io::Result<()> {
-        let Some(cache) = &self.cache else {
-            let (from, to) = (u64::from(at), u64::from(at) + into.len() as u64);
-            let bytes = self.fetch(runtime, object, from..to)?;
-            into.copy_from_slice(bytes.get(..into.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+        let (from, len) = (u64::from(at), into.len() as u64);
+        if let Some(cache) = &self.cache
+            && cache.read(object, at, into)
+        {
             return Ok(());
+        }
+        // More of the object is likely to be read next. Without a cache it would be lost.
+        let range = match &self.cache {
+            Some(_) => {
+                let first = from / READ_AHEAD_BYTES * READ_AHEAD_BYTES;
+                first..(from + len).next_multiple_of(READ_AHEAD_BYTES)
+            }
+            None => from..from + len,
         };
-        if cache.read(object, at, into) {
-            return Ok(());
-        }
-        // Whole chunks, and more of the object, which is likely to be read next.
-        let first = at as usize / READ_AHEAD_BYTES * READ_AHEAD_BYTES;
-        let end = (at as usize + into.len()).next_multiple_of(READ_AHEAD_BYTES);
-        let bytes = self.fetch(runtime, object, first as u64..end as u64)?;
-        let range = at as usize - first..at as usize - first + into.len();
+        let (first, bytes) = runtime.block_on(self.reader.read(object, range))?;
+        let start = (from - first) as usize;
+        let range = start..start + into.len();
         into.copy_from_slice(bytes.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
-        cache.insert(object, (first / CHUNK_BYTES) as u32, &bytes);
-        Ok(())
-    }
-
-    /// Reads a range of an object from the object store; fewer bytes if the object ends before.
-    fn fetch(&self, runtime: &Runtime, object: ObjectId, range: Range<u64>) -> io::Result<Bytes> {
-        let name = object.to_string();
-        let read = runtime.block_on(self.client.get(&name, Some(range)));
-        match read.map_err(io::Error::other)? {
-            Some(found) => Ok(found.bytes),
-            None => Err(io::Error::other(format!("`{name}` is missing from the object store"))),
+        if let Some(cache) = &self.cache {
+            cache.insert(object, (first / CHUNK_BYTES as u64) as u32, &bytes);
         }
+        Ok(())
     }
 }
 
 /// Bytes that are read from the object store at once, at least: the time of a request hardly
 /// depends on less.
-const READ_AHEAD_BYTES: usize = 4 * CHUNK_BYTES;
+const READ_AHEAD_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 /// The message of a writer that a later opener has fenced: `other` is the object that it found
 /// instead of its own.

@@ -19,6 +19,7 @@ pub mod cost;
 mod image;
 mod journal;
 pub mod location;
+mod object_reader;
 pub mod preflight;
 pub mod provider;
 mod reads;

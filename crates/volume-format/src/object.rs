@@ -12,6 +12,7 @@
 
 pub mod batch;
 pub mod manifest;
+pub mod sums;
 pub mod table;
 
 use std::fmt;

@@ -91,6 +91,12 @@ fn object(store: &Arc<InMemory>, name: &str) -> Vec<u8> {
     runtime().block_on(async { store.get(&path).await.unwrap().bytes().await.unwrap() }).to_vec()
 }
 
+/// The names of the objects in a folder.
+fn names(store: &Arc<InMemory>, folder: &str) -> Vec<String> {
+    let listed = runtime().block_on(client(&Connection::new(store)).list(folder)).unwrap();
+    listed.into_iter().map(|it| it.name).collect()
+}
+
 fn manifest(store: &Arc<InMemory>) -> Manifest {
     Manifest::parse(&object(store, "manifest")).unwrap()
 }
@@ -338,9 +344,86 @@ fn a_part_of_the_table_of_another_place_is_refused() {
     drop(pool);
     parts.dedup();
     let (older, newest) = (parts[parts.len() - 2].to_string(), part().to_string());
-    let path = ObjectPath::from(format!("pool/{newest}"));
-    let bytes = object(&store, &older);
-    runtime().block_on(store.put(&path, bytes.into())).unwrap();
+    replace(&store, &newest, object(&store, &older));
     let error = open_read_only(&store).unwrap_err().to_string();
     assert!(error.starts_with(&format!("`{newest}` belongs to another pool")), "{error}");
+}
+
+fn replace(store: &Arc<InMemory>, name: &str, bytes: Vec<u8>) {
+    let path = ObjectPath::from(format!("pool/{name}"));
+    runtime().block_on(store.put(&path, bytes.into())).unwrap();
+}
+
+/// What is damaged in the object store does not come into the cache: once the object is restored,
+/// reads return it.
+#[test]
+fn a_damaged_object_is_named_and_not_cached() {
+    let store = with_segments(2);
+    let pool = open(&store, settings());
+    for number in 0..30 {
+        write(&pool, 0, number).unwrap();
+    }
+    drop(pool);
+    // More epochs than an opener replays without a compaction: no bytes are in memory.
+    (0..9).for_each(|_| drop(open(&store, idle())));
+    let folder = tempfile::tempdir().unwrap();
+    let connection = Connection::new(&store);
+    let pool = open_at(&connection, idle(), Some(folder.path())).unwrap();
+    let expected = contents(&open_read_only(&store).unwrap());
+    let names = names(&store, "segment");
+    let intact: Vec<Vec<u8>> = names.iter().map(|name| object(&store, name)).collect();
+    for (name, bytes) in names.iter().zip(&intact) {
+        let mut bad = bytes.clone();
+        bad[100] ^= 1;
+        replace(&store, name, bad);
+    }
+    let read = || {
+        let mut bytes = vec![0; SEGMENT_BYTES];
+        let file = pool.open(&segment_name(0)).unwrap().unwrap();
+        file.read_at(0, &mut bytes).map(|()| bytes)
+    };
+    let error = read().map(drop).unwrap_err().to_string();
+    assert!(error.contains("is damaged in the object store: "), "{error}");
+    names.iter().zip(intact).for_each(|(name, bytes)| replace(&store, name, bytes));
+    assert_eq!(read().unwrap(), expected[0]);
+    assert_eq!(read().unwrap(), expected[0]);
+    let (hits, _) = pool.cache_hits_and_misses();
+    assert!(hits > 0, "the cache has nothing");
+}
+
+/// A compaction reads long batches to copy a segment with many extents. It leaves extents of a
+/// damaged batch where they are.
+#[test]
+fn a_compaction_does_not_copy_damaged_bytes() {
+    let store = with_segments(2);
+    let long = BucketSettings { keep_bytes: 0, ..idle() };
+    let pool = open(&store, long);
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    for number in 0..100 {
+        file.write_at(128 * number, &[&[number as u8 + 1; 64]]).unwrap();
+        file.sync().unwrap();
+    }
+    let expected = contents(&pool);
+    let name = format!("batch/{:016x}/{:016x}", pool.epoch(), 50);
+    drop((file, pool));
+    let connection = Connection::new(&store);
+    let pool = open_at(&connection, BucketSettings { compact_batches: 1, ..long }, None).unwrap();
+    // The replay has found the object intact.
+    let intact = object(&store, &name);
+    let mut bad = intact.clone();
+    bad[110] ^= 1;
+    replace(&store, &name, bad);
+    let before = manifest(&store).changes;
+    for number in 0..10 {
+        write(&pool, 1, number).unwrap();
+    }
+    assert!(manifest(&store).changes > before, "no compaction");
+    let copied = names(&store, "segment");
+    assert!(!copied.is_empty(), "nothing was copied");
+    let mut bytes = [0; 64];
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    let error = file.read_at(128 * 50, &mut bytes).unwrap_err().to_string();
+    assert!(error.contains("is damaged in the object store: "), "{error}");
+    replace(&store, &name, intact);
+    assert_eq!(contents(&pool)[0], expected[0]);
 }

@@ -2,7 +2,7 @@
 //! without a gap, so the batches up to a missing one are a prefix of all writes.
 //!
 //! ```text
-//! header ▪ lengths and checksums ▪ payload (the bytes of all writes) ▪ records
+//! header ▪ lengths, checksums ▪ payload (the bytes of all writes) ▪ records ▪ checksums of chunks
 //! ```
 //!
 //! The payload comes before the records, so that its place in the object is known when a write
@@ -11,6 +11,7 @@
 use crate::bytes::{Reader, crc, put_u32, put_u64, u32_at, u64_at};
 use crate::error::FormatError;
 
+use super::sums::ChunkSums;
 use super::{HEADER_BYTES, ObjectHeader, ObjectKind};
 
 /// Offset of the payload in a batch, in bytes.
@@ -115,7 +116,9 @@ pub fn complete(bytes: &mut Vec<u8>, header: &ObjectHeader, through: u64, record
     put_u32(bytes, 88, payload_bytes as u32);
     put_u32(bytes, 92, records.len() as u32);
     put_u64(bytes, 96, 0);
-    ObjectHeader { kind: ObjectKind::Batch, ..*header }.put(bytes, PAYLOAD_AT);
+    let header = ObjectHeader { kind: ObjectKind::Batch, ..*header };
+    header.put(bytes, PAYLOAD_AT);
+    ChunkSums::append(bytes, &header);
 }
 
 /// A parsed batch.
@@ -140,7 +143,8 @@ impl Batch {
         if head.len() != PAYLOAD_AT {
             return Err(short);
         }
-        let mut rest = Reader::new(&bytes[PAYLOAD_AT..]);
+        let body = ChunkSums::check_all(bytes, &header)?;
+        let mut rest = Reader::new(body.get(PAYLOAD_AT..).unwrap_or_default());
         let payload = rest.take(u32_at(head, 88) as usize).ok_or(short.clone())?;
         let printed = rest.take(rest.left()).ok_or(short.clone())?;
         let wanted = (u32_at(head, 92) as usize).checked_mul(RECORD_BYTES);
