@@ -6,6 +6,7 @@ use blockyard_testing::s3_witness::S3Witness;
 
 use crate::place::Place;
 use crate::run::{Run, nbdsh, run};
+use crate::upgrade::Upgradable;
 use crate::yard::{BLOCKYARD, Yard};
 
 const POOL: &str = "s3://vol/pool";
@@ -38,6 +39,22 @@ fn command(store: &S3Server, args: &[&str]) -> Run {
     run(&line.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
+/// A machine whose pool another one has taken over.
+fn acknowledges_no_fua_write(yard: &Yard) {
+    nbdsh(
+        &yard.uri("v0"),
+        "import errno, nbd\n\
+         try:\n\
+         \x20   h.pwrite(b'y' * 4096, 0, nbd.CMD_FLAG_FUA)\n\
+         except nbd.Error as error:\n\
+         \x20   assert error.errnum == errno.EIO, error\n\
+         else:\n\
+         \x20   raise AssertionError('the write was acknowledged')",
+    );
+    let complained = yard.complained();
+    assert!(complained.contains("another opener has taken over the pool"), "{complained}");
+}
+
 fn a_pool_outlives_its_machine(program: S3Program) {
     let folder = Place::new();
     let Some(store) = program.start(folder.path()) else { return };
@@ -55,6 +72,9 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     );
     first.command(&["volume", "snapshot", POOL, "v0@first"]).ok();
     nbdsh(&first.uri("v0"), "import nbd\nh.pwrite(b'x' * 4096, 8 << 20, nbd.CMD_FLAG_FUA)");
+    first.command(&["add", &format!("volume:///v1?path={POOL}&size=16M")]).ok();
+    let other = "volume:///v2?path=s3://vol/other&pool_size=2G&size=16M";
+    first.command(&["add", other]).fails().says(&["expected a pool that the yard has open"]);
     first.signal("KILL");
     assert!(!first.end().success());
 
@@ -69,29 +89,27 @@ fn a_pool_outlives_its_machine(program: S3Program) {
                 assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
                 assert h.pread(4096, 8 << 20) == b'x' * 4096";
     nbdsh(&second.uri("v0"), same);
-    let mut third = serve(&store, "");
-    nbdsh(&third.uri("v0"), same);
+    let mut third = Upgradable::of(serve(&store, ""));
+    nbdsh(&third.yard.uri("v0"), same);
+    acknowledges_no_fua_write(&second);
     nbdsh(
-        &second.uri("v0"),
-        "import errno, nbd\n\
-         try:\n\
-         \x20   h.pwrite(b'y' * 4096, 0, nbd.CMD_FLAG_FUA)\n\
-         except nbd.Error as error:\n\
-         \x20   assert error.errnum == errno.EIO, error\n\
-         else:\n\
-         \x20   raise AssertionError('the write was acknowledged')",
-    );
-    let complained = second.complained();
-    assert!(complained.contains("another opener has taken over the pool"), "{complained}");
-    nbdsh(
-        &third.uri("v0"),
+        &third.yard.uri("v0"),
         "import nbd\n\
          assert h.pread(4096, 0) == bytes(4096)\n\
          h.pwrite(b'z' * 4096, 0, nbd.CMD_FLAG_FUA)",
     );
-    for yard in [&mut second, &mut third] {
-        yard.signal("TERM");
-        yard.end();
+    // The new program opens the pool after the old one has closed it.
+    third.upgrade(&[]);
+    nbdsh(
+        &third.yard.uri("v0"),
+        "import nbd\n\
+         assert h.pread(4096, 0) == b'z' * 4096\n\
+         h.pwrite(b'z' * 4096, 4096, nbd.CMD_FLAG_FUA)",
+    );
+    third.end();
+    second.signal("TERM");
+    second.end();
+    for yard in [&second, &third.yard] {
         let said = yard.printed() + &yard.complained();
         assert!(!said.contains(SECRET_KEY), "{said}");
     }

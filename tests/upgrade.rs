@@ -23,19 +23,24 @@ const MEM0: &str = "null:///mem0?size=64M&memory_backed=1";
 const RAM0: &str = "ram:///ram0?size=64M";
 
 /// A yard, and the processes that took its place. Dropping it kills them.
-struct Upgradable {
-    yard: Yard,
+pub(crate) struct Upgradable {
+    pub(crate) yard: Yard,
     successor: Option<u64>,
 }
 
 impl Upgradable {
     fn new(place: Place, args: &[&str]) -> Upgradable {
-        Upgradable { yard: Yard::serve_in(place, args), successor: None }
+        Upgradable::of(Yard::serve_in(place, args))
+    }
+
+    /// A yard that serves.
+    pub(crate) fn of(yard: Yard) -> Upgradable {
+        Upgradable { yard, successor: None }
     }
 
     /// Upgrades the yard, and returns the response.
     #[track_caller]
-    fn upgrade(&mut self, args: &[&str]) -> Value {
+    pub(crate) fn upgrade(&mut self, args: &[&str]) -> Value {
         let view = self.yard.command(&[&["upgrade", "--json"], args].concat()).ok().json();
         let pid = view["pid"].as_u64().unwrap();
         assert_ne!(Some(pid), self.successor);
@@ -69,7 +74,7 @@ impl Upgradable {
     }
 
     /// Ends the last process in order.
-    fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         let pid = self.successor.take().unwrap().to_string();
         let wait = "kill -TERM $0; while kill -0 $0 2> /dev/null; do :; done";
         ok(&["sh", "-c", wait, &pid]);

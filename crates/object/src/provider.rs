@@ -10,9 +10,10 @@ use std::sync::{Arc, OnceLock};
 use blockyard_store::remote::{RemoteFile, RemoteParameters, RemotePools, RemoteStore};
 use blockyard_store::{
     EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
-    SegmentStore as _, StoreError, StoreLocation,
+    SegmentStore as _, StoreError, StoreFile as _, StoreLocation,
 };
 use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::superblock;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::bucket_error::BucketError;
@@ -106,6 +107,23 @@ impl RemotePools for Provider {
     fn is_pool(&self, path: &str) -> Result<bool, StoreError> {
         let (_, client) = connect(path).map_err(|error| refused(path, error))?;
         has_pool(&client, self.runtime()?).map_err(|error| refused(path, error))
+    }
+
+    fn superblock(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let (_, client) = connect(path).map_err(|error| refused(path, error))?;
+        let settings = BucketSettings::default();
+        let store = match BucketStore::open_read_only(client, settings, self.runtime()?) {
+            Err(BucketError::NoPool { .. }) => return Ok(None),
+            opened => opened.map_err(|error| refused(path, error))?,
+        };
+        let read = || {
+            let Some(file) = store.open(superblock::FILE)? else { return Ok(None) };
+            let mut bytes = vec![0; file.len()? as usize];
+            file.read_at(0, &mut bytes)?;
+            Ok(Some(bytes))
+        };
+        let doing = || format!("cannot read the superblock of `{path}`");
+        read().map_err(|source| StoreError::Io { doing: doing(), source })
     }
 
     fn open(

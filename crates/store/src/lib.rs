@@ -133,6 +133,9 @@ pub fn is_pool(path: &Path) -> Result<bool, StoreError> {
 /// # Errors
 /// If they cannot be read, or this process may not write there.
 fn superblock_at(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    if let Some(uri) = remote::uri_of(path) {
+        return remote::provider(uri)?.superblock(uri);
+    }
     let read = || -> io::Result<Option<Vec<u8>>> {
         let found = match metadata_of(path)? {
             None => None,

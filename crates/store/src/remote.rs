@@ -62,6 +62,13 @@ pub trait RemotePools: fmt::Debug + Send + Sync {
     /// If that cannot be determined.
     fn is_pool(&self, path: &str) -> Result<bool, StoreError>;
 
+    /// The contents of the superblock of a pool that any process may have open; `None` if there is
+    /// no pool.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn superblock(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError>;
+
     /// Opens the storage of a pool, and makes it if there is none and `purpose` allows that.
     ///
     /// # Errors

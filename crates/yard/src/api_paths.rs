@@ -9,6 +9,8 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
+use blockyard_store::remote::is_remote;
+
 use crate::error::YardError;
 use crate::spec::DeviceSpec;
 
@@ -87,10 +89,18 @@ impl ApiPaths {
         for param in paths {
             let may_be_pool = spec.kind().name == "volume" && param.name == "path";
             match spec.text(param.name) {
-                Some(text) if !may_be_pool || !is_open_pool(&text) => {
+                Some(text) if may_be_pool && is_open_pool(&text) => {}
+                // The daemon's credentials may be valid for more than this pool.
+                Some(text) if may_be_pool && is_remote(Path::new(&text)) => {
+                    let wanted = "a pool that the yard has open: requests open no other pool in \
+                                  an object store";
+                    let (value, wanted) = (text, wanted.to_owned());
+                    return Err(YardError::Argument { field: "path", value, wanted });
+                }
+                Some(text) => {
                     self.check(param.name, Path::new(&text))?;
                 }
-                _ => {}
+                None => {}
             }
         }
         Ok(())
