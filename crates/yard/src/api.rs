@@ -868,7 +868,8 @@ async fn metrics(State(control): Shared, headers: HeaderMap) -> Result<Response,
         let connections = all_connections(&control);
         let backups = control.backups.views();
         let memory = memory_use(&control);
-        Ok(metrics::encode(&control.devices, connections, memory, backups, format))
+        let peaks = control.monitor.peaks();
+        Ok(metrics::encode(&control.devices, connections, memory, backups, peaks, format))
     });
     let types = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
     Ok((types, text.await?).into_response())

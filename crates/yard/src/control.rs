@@ -201,6 +201,9 @@ impl ControlServer {
             }
             if let Some(place) = places.web {
                 server.serve_web(place, places.web_token, &shared)?;
+            }
+            // The page shows the history, and metrics have the peaks of the last minute.
+            if places.web.is_some() || places.metrics.is_some() {
                 control.monitor.keep_history();
             }
             tokio::spawn(upkeep::run(Arc::clone(&control)));

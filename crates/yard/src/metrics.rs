@@ -4,6 +4,7 @@
 //! The data path counts in per-channel counters. They are read and summed at each scrape, so that
 //! scrapes cost the data path nothing.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use blockyard_core::channel::Stats;
@@ -24,6 +25,7 @@ use prometheus_client::registry::Registry;
 use crate::backup::BackupView;
 use crate::devices::Devices;
 use crate::entry::DeviceEntry;
+use crate::monitor::history::Peaks;
 use crate::param::SCHEDULERS;
 use crate::process::ProcessView;
 use crate::ram::{HistogramsView, RamView, SizeView};
@@ -43,12 +45,13 @@ pub use format::MetricsFormat;
 const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
 
 /// All metrics of a yard; `connections` are those of all clients, `memory` is the use of memory of
-/// the NBD connections, `backups` are the policies.
+/// the NBD connections, `backups` are the policies, `peaks` those of devices, by their names.
 pub fn encode(
     devices: &Devices,
     connections: Vec<ConnectionView>,
     memory: MemoryUse,
     backups: Vec<BackupView>,
+    peaks: BTreeMap<String, Peaks>,
     format: MetricsFormat,
 ) -> String {
     let mut registry = Registry::with_prefix("blockyard");
@@ -65,6 +68,7 @@ pub fn encode(
         clients: ClientMetrics::new(connections),
         memory,
         backups,
+        peaks,
         pools,
         subsystems: devices.subsystems().map(|table| table.list()).unwrap_or_default(),
         hypervisors: devices
@@ -97,6 +101,8 @@ struct MetricsSample {
     clients: ClientMetrics,
     memory: MemoryUse,
     backups: Vec<BackupView>,
+    /// The peaks of devices, by their names.
+    peaks: BTreeMap<String, Peaks>,
     pools: Vec<PoolView>,
     subsystems: Vec<SubsystemInfo>,
     /// The vhost-user servers, by the names of their devices.
@@ -334,6 +340,7 @@ impl Collector for MetricsSample {
                     .encode_gauge(count)?;
             }
         }
+        self.encode_peaks(&mut encoder)?;
         self.encode_ram(&mut encoder)?;
         self.encode_pools(&mut encoder)?;
         self.encode_backups(&mut encoder)?;
@@ -352,6 +359,44 @@ impl Collector for MetricsSample {
 }
 
 impl MetricsSample {
+    fn encode_peaks(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // A device that has been removed is in the history for longer.
+        let peaks = || {
+            let rows = self.devices.iter();
+            rows.filter_map(|row| Some((row.name(), self.peaks.get(row.name())?)))
+        };
+        type PeaksByOp = fn(&Peaks) -> [(&'static str, f32); 2];
+        let by_op: [(&str, &str, PeaksByOp); 2] = [
+            (
+                "device_peak_ops_per_second",
+                "Most reads or writes in a second of the last minute",
+                |it| [("read", it.reads_per_second), ("write", it.writes_per_second)],
+            ),
+            (
+                "device_peak_bytes_per_second",
+                "Most bytes that were read or written in a second of the last minute",
+                |it| [("read", it.read_bytes_per_second), ("write", it.written_bytes_per_second)],
+            ),
+        ];
+        for (name, help, values) in by_op {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (device, peaks) in peaks() {
+                for (op, value) in values(peaks) {
+                    let labels = [("device", device), ("op", op)];
+                    family.encode_family(&labels)?.encode_gauge(&f64::from(value))?;
+                }
+            }
+        }
+        let help = "Most requests in flight, as the mean of a second of the last minute";
+        let name = "device_peak_queue_size";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (device, peaks) in peaks() {
+            let queue_size = f64::from(peaks.queue_size);
+            family.encode_family(&[("device", device)])?.encode_gauge(&queue_size)?;
+        }
+        Ok(())
+    }
+
     fn encode_backups(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, value) in BACKUP_COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -683,6 +728,11 @@ mod tests {
         ConnectionView { protocol, id, peer, ..ConnectionView::default() }
     }
 
+    fn peaks_of<const N: usize>(devices: [&str; N]) -> BTreeMap<String, Peaks> {
+        let peaks = Peaks { reads_per_second: 3.5, queue_size: 0.25, ..Peaks::default() };
+        devices.map(|device| (device.to_owned(), peaks)).into()
+    }
+
     #[test]
     fn every_sample_has_a_type_and_the_text_ends_as_it_must() {
         let (devices, temp) = devices();
@@ -701,6 +751,7 @@ mod tests {
             vec![nbd(1), nbd(2)],
             MemoryUse::default(),
             vec![BackupView { name: "off".to_owned(), runs: 2, ..BackupView::default() }],
+            peaks_of(["plain", "removed"]),
             MetricsFormat::OpenMetrics,
         );
         let pool = temp.path().canonicalize().unwrap().join("pool");
@@ -713,6 +764,9 @@ mod tests {
             "blockyard_device_bytes_total{device=\"plain\",op=\"read\"} 12288",
             "blockyard_device_latency_seconds_count{device=\"plain\",op=\"read\"} 3",
             "blockyard_device_latency_seconds_bucket{le=\"+Inf\",device=\"plain\",op=\"read\"} 3",
+            "blockyard_device_peak_ops_per_second{device=\"plain\",op=\"read\"} 3.5",
+            "blockyard_device_peak_bytes_per_second{device=\"plain\",op=\"write\"} 0.0",
+            "blockyard_device_peak_queue_size{device=\"plain\"} 0.25",
             "blockyard_device_channels{device=\"plain\"} 1",
             "blockyard_device_size_bytes{device=\"z\"} 1073741824",
             "blockyard_zones{device=\"z\",cond=\"not-wp\"} 2",
@@ -748,6 +802,7 @@ mod tests {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             assert!(names.iter().any(|name| line.starts_with(name)), "{line} has no type");
         }
+        assert!(!text.contains("removed"), "a device that was removed has no peaks: {text}");
     }
 
     #[test]
@@ -760,6 +815,7 @@ mod tests {
             Vec::new(),
             MemoryUse::default(),
             Vec::new(),
+            BTreeMap::new(),
             MetricsFormat::OpenMetrics,
         );
         for line in [
@@ -787,6 +843,7 @@ mod tests {
             Vec::new(),
             MemoryUse::default(),
             Vec::new(),
+            BTreeMap::new(),
             MetricsFormat::OpenMetrics,
         );
         let value = |family: &str, group: &str, stat: &str| {

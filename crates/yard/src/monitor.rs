@@ -31,7 +31,7 @@ use crate::interval::Interval;
 use crate::process::ProcessView;
 use crate::scheduler::SchedulerView;
 use crate::view::{NbdMemoryView, StatsView};
-use history::{History, HistoryListView, HistoryView, MINUTES, Point, Resolution, SECONDS};
+use history::{History, HistoryListView, HistoryView, MINUTES, Peaks, Point, Resolution, SECONDS};
 use zone_watch::{ZoneChange, ZoneState, ZoneWatch};
 
 /// The time between two samples.
@@ -341,6 +341,12 @@ impl Monitor {
     /// The history of a device.
     pub fn history(&self, device: &str, resolution: Resolution) -> HistoryView {
         self.state().history.of(device, resolution)
+    }
+
+    /// The peaks of the last minute, by device: empty unless the history is on.
+    pub(crate) fn peaks(&self) -> BTreeMap<String, Peaks> {
+        let now_ms = self.clock.now_ms();
+        self.state().history.peaks(now_ms)
     }
 
     /// Sends a text as a sample.

@@ -25,6 +25,9 @@ use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::volumes::{ScrubLine, VolumeRequest};
 use serde_json::Value;
 
+/// The most requests for metrics until the peaks are there; a request takes milliseconds.
+const POLLS_MAX: usize = 100_000;
+
 /// A yard with a device of each kind, an NBD client and a socket for hypervisors.
 struct Fixture {
     client: Client,
@@ -84,6 +87,10 @@ impl Fixture {
         nbd.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x04null").unwrap();
         nbd.read_exact(&mut [0; 10]).unwrap();
         let client = Client::new(path("control.sock"));
+        // The peaks are there after the second sample.
+        let has_peaks =
+            |_| client.metrics().unwrap().contains("\nblockyard_device_peak_queue_size{");
+        assert!((0..POLLS_MAX).any(has_peaks), "the yard samples its devices");
         Fixture { client, _nbd: nbd, daemon, temp }
     }
 

@@ -236,6 +236,19 @@ impl Tier {
         blocks.map(|block| block.end() - block.first.max(self.first)).sum::<u64>() as usize
     }
 
+    /// The points of a device that are not older than this time.
+    fn points_since(&self, device: &str, oldest_ms: u64) -> impl Iterator<Item = &Point> {
+        let blocks = self.devices.get(device).into_iter().flatten().rev();
+        let numbered = blocks.flat_map(|block| {
+            let points = block.points.iter().enumerate().rev();
+            points.map(|(index, point)| (block.first + index as u64, point))
+        });
+        numbered.map_while(move |(tick, point)| {
+            let index = tick.checked_sub(self.first)?;
+            (*self.times_ms.get(index as usize)? >= oldest_ms).then_some(point)
+        })
+    }
+
     /// The points of a device with their times.
     fn points(&self, device: &str) -> impl Iterator<Item = (u64, &Point)> {
         let blocks = self.devices.get(device).into_iter().flatten();
@@ -357,6 +370,17 @@ impl History {
         }
     }
 
+    /// The peaks of the devices that were sampled in the minute before this time, by device.
+    pub fn peaks(&self, now_ms: u64) -> BTreeMap<String, Peaks> {
+        let oldest_ms = now_ms.saturating_sub(PEAK_AGE_MS);
+        let peaks = self.seconds.devices.keys().filter_map(|device| {
+            let points = self.seconds.points_since(device, oldest_ms);
+            let add = |peaks: Option<Peaks>, point| Some(peaks.unwrap_or_default().with(point));
+            Some((device.clone(), points.fold(None, add)?))
+        });
+        peaks.collect()
+    }
+
     /// The history of a device; without points if there is none.
     pub fn of(&self, device: &str, resolution: Resolution) -> HistoryView {
         let mut view = HistoryView {
@@ -369,6 +393,39 @@ impl History {
             view.push(time_ms, point);
         }
         view
+    }
+}
+
+/// How long ago a second may end that is counted in [`Peaks`], in ms.
+const PEAK_AGE_MS: u64 = 60_000;
+
+/// The greatest values of a device in a second of the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Peaks {
+    /// Reads.
+    pub reads_per_second: f32,
+    /// Writes, appends and write-zeroes.
+    pub writes_per_second: f32,
+    /// Bytes of successful reads.
+    pub read_bytes_per_second: f32,
+    /// Bytes of successful writes, appends and write-zeroes.
+    pub written_bytes_per_second: f32,
+    /// The mean number of operations in progress.
+    pub queue_size: f32,
+}
+
+impl Peaks {
+    /// The peaks with one more second.
+    fn with(self, point: &Point) -> Peaks {
+        Peaks {
+            reads_per_second: self.reads_per_second.max(point.reads_per_second),
+            writes_per_second: self.writes_per_second.max(point.writes_per_second),
+            read_bytes_per_second: self.read_bytes_per_second.max(point.read_bytes_per_second),
+            written_bytes_per_second: self
+                .written_bytes_per_second
+                .max(point.written_bytes_per_second),
+            queue_size: self.queue_size.max(point.queue_size),
+        }
     }
 }
 
@@ -614,6 +671,23 @@ mod tests {
         record(&mut history, SECONDS, 3601, &["a"]);
         let times_ms = history.of("a", SECONDS).times_ms;
         assert_eq!(times_ms, [START_MS + 1_000, START_MS + 3_601_000]);
+    }
+
+    #[test]
+    fn peaks_are_those_of_the_last_minute() {
+        let mut history = History::default();
+        let mut add = |second: u64, value: f32| {
+            let point = Point { queue_size: 100.0 - value, ..point(value) };
+            history.record(SECONDS, START_MS + second * 1_000, [("a", point)].into_iter());
+        };
+        // More seconds than a block has points.
+        (0..=70).for_each(|second| add(second, second as f32));
+        (71..=140).for_each(|second| add(second, 10.0));
+        let peaks = |second: u64| history.peaks(START_MS + second * 1_000).remove("a");
+        let at_130 = peaks(130).unwrap();
+        assert_eq!((at_130.reads_per_second, at_130.queue_size), (70.0, 90.0));
+        assert_eq!(peaks(131).unwrap().reads_per_second, 10.0, "second 70 is too long ago");
+        assert_eq!(peaks(201), None, "the device was not sampled in the last minute");
     }
 
     #[test]
