@@ -199,6 +199,28 @@ fn trace_of_ext4_is_replayed_on_a_null_device() {
         assert_eq!(queued(&again), wanted, "{device}");
     }
     drop(mount);
+
+    // fio replays the same trace.
+    let file = yard.place.file("image");
+    File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    let attached = Loop::attach(&file);
+    let replay = format!("--replay_redirect={}", attached.0);
+    let log = format!("--read_iolog={path}");
+    let line = ["fio", "--name=r", "--ioengine=psync", &log, &replay, "--replay_no_stall=1"];
+    let fio = run(&[&line[..], &["--output-format=json"]].concat()).ok();
+    let job = report(&fio)["jobs"][0].clone();
+    for kind in ["read", "write", "trim", "sync"] {
+        // `F` before the other letters is a flush before the data, or one without data.
+        let of_kind = |event: &&Event| match event.letters.trim_start_matches('F').chars().next() {
+            _ if event.sectors == 0 => kind == "sync",
+            Some('R') => kind == "read",
+            Some('D') => kind == "trim",
+            _ => kind == "write",
+        };
+        let traced = wanted.iter().flatten().filter(of_kind).count() as u64;
+        assert!(traced > 0, "{kind} {letters:?}");
+        assert_eq!(job[kind]["total_ios"].as_u64(), Some(traced), "{kind} {fio}");
+    }
 }
 
 #[test]

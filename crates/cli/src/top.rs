@@ -41,9 +41,9 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     // Before the terminal is changed, so that the error of an absent yard is readable.
-    let before = take_sample(&client, true)?;
+    let before = take_sample(&client, false)?;
     std::thread::sleep(FIRST_INTERVAL);
-    let now = take_sample(&client, true)?;
+    let now = take_sample(&client, false)?;
     let screen = Screen::new(Activity::new(&before, &now), args.delay);
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
