@@ -62,10 +62,11 @@ pub fn parse_schedule(text: &str) -> Result<Option<u64>, &'static str> {
     }
 }
 
-/// Whether a pool whose last scrub ended then is to be scrubbed now, by seconds since 1970. A clock
-/// that was set back does not make a scrub due.
-fn is_due(now_s: u64, last_s: Option<u64>, interval_s: u64) -> bool {
-    last_s.is_none_or(|last_s| now_s >= last_s.saturating_add(interval_s))
+/// Whether a pool is to be scrubbed now whose scrubs ended at `ends` seconds since 1970. A time in
+/// the future is ignored: the clock was ahead then, and how long ago the scrub ended is unknown.
+fn is_due(now_s: u64, ends: [Option<u64>; 2], interval_s: u64) -> bool {
+    let last_s = ends.into_iter().flatten().filter(|ended_s| *ended_s <= now_s).max();
+    last_s.is_none_or(|last_s| now_s - last_s >= interval_s)
 }
 
 /// What the scrubs of a pool found since the yard was started, also if the pool was closed since.
@@ -377,10 +378,9 @@ impl Scrubs {
         if is_busy {
             return false;
         }
-        let last_s = last_s.max(ended_s);
         match self.load(pool) {
             Some(saved) => !saved.is_paused && (saved.is_background || interval_s.is_some()),
-            None => interval_s.is_some_and(|interval_s| is_due(now_s, last_s, interval_s)),
+            None => interval_s.is_some_and(|it| is_due(now_s, [last_s, ended_s], it)),
         }
     }
 
@@ -466,9 +466,31 @@ mod tests {
         for text in ["yearly", "59s", "0", "1d", "-1h"] {
             assert_eq!(parse_schedule(text), Err(SCHEDULE_WANTED), "{text}");
         }
-        assert!(is_due(100, None, 60) && is_due(160, Some(100), 60));
-        assert!(!is_due(159, Some(100), 60) && !is_due(50, Some(100), 60));
-        assert!(!is_due(u64::MAX - 1, Some(1), u64::MAX));
+        let is_due_after = |now_s, last_s| is_due(now_s, [last_s, None], 60);
+        assert!(is_due_after(100, None) && is_due_after(160, Some(100)));
+        assert!(!is_due_after(159, Some(100)) && !is_due_after(100, Some(100)));
+        assert!(!is_due(159, [Some(20), Some(100)], 60) && !is_due(159, [Some(100), Some(20)], 60));
+        assert!(!is_due(u64::MAX - 1, [Some(1), None], u64::MAX));
+    }
+
+    /// The clock of a machine was years ahead while a pool was scrubbed. After the clock was
+    /// corrected no scrub of the pool was due until that year, and no warning said so.
+    #[test]
+    fn a_clock_that_is_set_back_does_not_stop_scrubs() {
+        const YEAR_S: u64 = 365 * DAY_S;
+        let place = TempDir::new().unwrap();
+        let pool = pool(&place);
+        let scrubs = Scrubs { directory: Some(place.path().join("state")), ..Scrubs::default() };
+        let today_s = now();
+        let ahead_s = Some(today_s + 11 * YEAR_S);
+        let wanted = |now_s, last_s| scrubs.is_wanted(&pool, now_s, last_s, Some(30 * DAY_S));
+        assert!(wanted(today_s, ahead_s), "the time in the pool is in the future");
+        assert!(!scrubs.is_wanted(&pool, today_s, ahead_s, None), "there is no schedule");
+        // The next scrub is due an interval after the one that follows, although the pool still
+        // has the time in the future.
+        scrubs.run(&pool, 0, true, &mut |_, _| true).unwrap();
+        assert!(!wanted(now(), ahead_s), "the pool was scrubbed a moment ago");
+        assert!(wanted(now() + 30 * DAY_S, ahead_s), "the interval is over");
     }
 
     /// A pool with a volume of several leaves of its map.
@@ -529,7 +551,7 @@ mod tests {
         assert_eq!((report.unwrap().damaged, scrubs.counts(&pool).scrubs), (0, 1));
         assert_eq!((scrubs.state(&pool), wanted(&scrubs, None)), (None, false));
         // The interval begins at its end, even if the pool has not recorded it.
-        assert!(!wanted(&scrubs, Some(60)));
+        assert!(!scrubs.is_wanted(&pool, now(), None, Some(DAY_S)));
         let other = ScrubbedPool { identity: "second".to_owned(), ..pool.clone() };
         assert!(scrubs.is_wanted(&other, 1000, None, Some(60)), "another pool has had none");
     }
