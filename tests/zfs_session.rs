@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::place::Place;
-use crate::readme::{is_like, steps};
+use crate::readme::{are_like, steps};
 use crate::run::{bounded, finish};
 use crate::yard::{BLOCKYARD, Yard};
 
@@ -40,8 +40,6 @@ fn the_session_of_a_zfs_administrator_prints_what_the_page_says() {
         let run = finish(&line, &mut command);
         let said = step.printed.iter().map(|line| line.replace(POOL, &pool)).collect::<Vec<_>>();
         let printed: Vec<&str> = run.out.lines().chain(run.err.lines()).collect();
-        let same = printed.len() == said.len()
-            && printed.iter().zip(&said).all(|(line, said)| is_like(line, said));
-        assert!(same, "the page says {said:#?}, but {run}");
+        assert!(are_like(&printed, &said), "the page says {said:#?}, but {run}");
     }
 }

@@ -889,7 +889,7 @@ fn help_man_pages_completions_and_schema_are_made() {
     assert!(out.contains("zone_max_active=N"), "{out}");
     let page = include_str!("../../../docs/cli.md");
     assert!(page.contains(&format!("```text\n{out}```")), "docs/cli.md must show this:\n{out}");
-    for kind in ["smr", "file"] {
+    for kind in ["smr", "ram", "volume", "file"] {
         let (_, out, _) = run(blockyard(&dir.0).args(["help-device", kind]));
         let mut own = out.split("Parameters:").skip(1);
         let own = own.next().and_then(|rest| rest.split("\nEvery kind").next());

@@ -517,7 +517,7 @@ pub struct VolumeRequest {
 }
 
 /// The fields that `send` and `estimate` use in addition to `pool` and `name`.
-const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "token"];
+const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "raw", "token"];
 
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
 const VERBS: [(&str, &[&str]); 30] = [
@@ -606,17 +606,16 @@ impl VolumeRequest {
             ("intermediate", self.intermediate),
             ("replicate", self.replicate),
             ("compressed", self.compressed),
+            ("raw", self.raw),
             ("token", self.token.is_some()),
             ("rate_bytes", self.rate_bytes.is_some()),
             ("properties", !self.properties.is_empty()),
             ("copy", self.copy.is_some()),
         ];
-        match given.iter().find(|(field, given)| *given && !takes.contains(field)) {
-            Some((field, _)) => {
-                Err(argument("field", field, format!("none of this name with `{verb}`")))
-            }
-            None => Ok(()),
-        }
+        let unused = given.iter().find(|(field, given)| *given && !takes.contains(field));
+        unused.map_or(Ok(()), |(field, _)| {
+            Err(argument("field", field, format!("none of this name with `{verb}`")))
+        })
     }
 
     /// The passphrase or key that the request has.
@@ -996,5 +995,61 @@ impl Devices {
             None if !asked.space => VolumeView::list(&pool),
             name => VolumeView::with_space(&pool, name)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `raw` was accepted and ignored by verbs that do not use it.
+    #[test]
+    fn each_field_is_refused_by_a_verb_that_does_not_use_it() {
+        let text = || Some("text".to_owned());
+        let secret = || serde_json::from_str::<SecretText>("\"text\"").ok();
+        let (count, is_set) = (Some(1), true);
+        // No `..`: a new field must be named here.
+        let whole = VolumeRequest {
+            pool: text(),
+            name: "v0".to_owned(),
+            new: text(),
+            size_bytes: count,
+            volblocksize_bytes: Some(4096),
+            reservation_bytes: count,
+            force: is_set,
+            passphrase: secret(),
+            key: secret(),
+            new_passphrase: secret(),
+            new_key: secret(),
+            from: text(),
+            intermediate: is_set,
+            replicate: is_set,
+            compressed: is_set,
+            raw: is_set,
+            token: text(),
+            recursive: is_set,
+            dry_run: is_set,
+            count_freed: is_set,
+            tag: text(),
+            keep: text(),
+            prefix: text(),
+            properties: BTreeMap::from([("sync".to_owned(), "always".to_owned())]),
+            rate_bytes: count,
+            copy: text(),
+        };
+        let serde_json::Value::Object(fields) = serde_json::to_value(&whole).unwrap() else {
+            panic!("a request is an object");
+        };
+        assert_eq!(fields.len(), 26, "each field is given");
+        for (field, value) in fields.iter().filter(|(field, _)| *field != "pool") {
+            let fields = serde_json::Map::from_iter([(field.clone(), value.clone())]);
+            let request: VolumeRequest = serde_json::from_value(fields.into()).unwrap();
+            let uses = |verb: &&(&str, &[&str])| request.check(verb.0).is_ok();
+            let used = VERBS.iter().filter(uses).count();
+            match field.as_str() {
+                "name" => assert_eq!(used, VERBS.len()),
+                field => assert!((1..VERBS.len()).contains(&used), "{field}: {used} verbs"),
+            }
+        }
     }
 }
