@@ -419,9 +419,18 @@ fn authenticated(block: u64, codec: Codec, block_bytes: usize, len: usize) -> [u
 #[cfg(test)]
 mod tests {
     use blockyard_volume_format::PAGE_BYTES;
+    use blockyard_volume_format::bytes::Reader;
     use blockyard_volume_format::sealed::encrypted_len;
 
     use super::*;
+
+    /// The volume key of known answers.
+    const VOLUME_KEY: [u8; KEY_BYTES] = *b"@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_";
+
+    fn bytes_of(hex: &str) -> Vec<u8> {
+        let digits = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        digits.map(|digits| u8::from_str_radix(digits, 16).unwrap()).collect()
+    }
 
     fn passphrase(text: &str) -> Secret {
         Secret::Passphrase(Zeroizing::new(text.as_bytes().to_vec()))
@@ -513,6 +522,67 @@ mod tests {
         let hex = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
         assert_eq!(hex(&data), "496a0a10eb6a29885edd39f569941418");
         assert_eq!(hex(tag.unwrap().as_ref()), "7c1ee897a036ad20436a727b6857482e");
+    }
+
+    /// Known answers, computed with the Python packages `cryptography` (OpenSSL) and `argon2-cffi`
+    /// (the reference implementation of Argon2): `hash_secret_raw` or `HKDF`, then `AESGCM` with a
+    /// nonce of zeros and the slot before the encrypted key as associated data. The volume key has
+    /// the bytes 0x40 to 0x5f.
+    #[test]
+    fn key_slots_of_another_implementation_open() {
+        let key = Secret::Key(Zeroizing::new((0x80..0xa8).collect()));
+        let argon2id =
+            |memory_kib, passes, lanes| Derivation::Argon2id { memory_kib, passes, lanes };
+        for (derivation, secret, slot) in [
+            (
+                ARGON2ID,
+                passphrase("correct horse"),
+                "efcdab8967452301010000010003000000010000000102030405060708090a0b0c0d0e0f10\
+                 27b5029df85b09e1033f9a3ca19262c7a40d8e39c048838ae6c14a105661fe490206da3beb\
+                 dff6acb285b3ad5cb8ba47",
+            ),
+            (
+                argon2id(256, 2, 4),
+                passphrase("correct horse"),
+                "efcdab8967452301010001000002000000040000000102030405060708090a0b0c0d0e0f10\
+                 f4d921fa2705b6a17ad9a0816aa6876e8aa9fa0cbe089de3fa158c692254c0bfa7a9386dc4\
+                 70e5a4236e75c83f410e52",
+            ),
+            (
+                Derivation::Hkdf,
+                key,
+                "efcdab8967452301020000000000000000000000000102030405060708090a0b0c0d0e0f10\
+                 dfa22fc1a62075d3a26614db1eda58505aca7eb039624d4e3efa1727e89228a9eaa4f1785b\
+                 790e8c24572e5194a20bdf",
+            ),
+        ] {
+            let bytes = bytes_of(slot);
+            let slot = KeySlot::parse(&mut Reader::new(&bytes)).unwrap();
+            assert_eq!((slot.id, slot.derivation), (0x0123_4567_89ab_cdef, derivation));
+            let key = VolumeKey::unwrap(&slot, &secret).unwrap();
+            let key = key.unwrap_or_else(|| panic!("the slot by {derivation:?} does not open"));
+            assert_eq!((key.id, &key.bytes[..]), (slot.id, &VOLUME_KEY[..]));
+        }
+    }
+
+    /// Known answer, computed with the Python package `cryptography` (OpenSSL): `HKDFExpand` with
+    /// SHA-256, then `AESGCM`. The salt has the bytes 0xc0 to 0xcf, the number of the block key's
+    /// use is 0x1_0000_0002, and the block is the compressed block 0x0a_0b0c_0d0e of a volume with
+    /// blocks of 16 KiB.
+    #[test]
+    fn a_stored_block_of_another_implementation_opens() {
+        let stored = "c0c1c2c3c4c5c6c7c8c9cacbcccdcecf0200000001000000200000002db955ff0ce36664e9\
+                      62e86520b5a1bf03c8905960fba6e359c735aa49cf5e7e7fd98cb7cf19f0f816fda312b4da\
+                      1cbb";
+        let mut stored = bytes_of(stored);
+        stored.resize(512, 0);
+        assert_eq!(encrypted_len(&stored), Some(32));
+        let bytes = LockedMemory::new(VOLUME_KEY).unwrap();
+        let mut cipher = BlockCipher::new(Arc::new(VolumeKey { id: 7, bytes })).unwrap();
+        let mut plain = [0; 32];
+        let place = (0x0a_0b0c_0d0e, Codec::SealedZstd, 16 << 10);
+        cipher.open(place, &stored, &mut plain).unwrap();
+        assert_eq!(&plain, b"a line that only its owner reads");
     }
 
     #[test]

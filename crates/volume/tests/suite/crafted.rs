@@ -77,7 +77,7 @@ fn print_version_3(bytes: &[u8]) -> Vec<u8> {
 
 /// Replaces the catalogue of each superblock slot, which fits into one page, and sets the version
 /// of the superblock.
-fn replace_catalogue(path: &Path, version: u32, change: impl Fn(&[u8]) -> Vec<u8>) {
+pub(crate) fn replace_catalogue(path: &Path, version: u32, change: impl Fn(&[u8]) -> Vec<u8>) {
     let mut changed = 0;
     for (at, superblock) in superblocks(path) {
         let mut next = superblock;
@@ -102,6 +102,34 @@ fn replace_catalogue(path: &Path, version: u32, change: impl Fn(&[u8]) -> Vec<u8
         file(path, "superblock").write_all_at(&slot, at).unwrap();
     }
     assert!(changed > 0);
+}
+
+/// Appends a group with one block to the log of a pool that was closed.
+pub(crate) fn append_group(path: &Path, descriptor: Descriptor, payload: &[u8]) {
+    let all = superblocks(path);
+    let (_, newest) = *all.iter().max_by_key(|(_, it)| it.sequence).unwrap();
+    let log = newest.log;
+    let head_bytes = group::head_bytes(1, newest.align);
+    let head = Head {
+        pool: u64_at(&newest.id, 0),
+        epoch: newest.epoch,
+        number: log.number,
+        chain: log.chain,
+        durable: log.number - 1,
+        next: SEGMENT_NONE,
+        count: 1,
+        head_bytes,
+        payload_bytes: payload.len() as u32,
+    };
+    let mut bytes = vec![0; head_bytes as usize];
+    group::print(&head, &[descriptor], &mut bytes);
+    bytes.extend(payload);
+    let (segment, offset) = match log.segment {
+        SEGMENT_NONE => (log.next, 0),
+        segment => (segment, log.offset),
+    };
+    let segment = file(path, &format!("segment-{segment:08x}"));
+    segment.write_all_at(&bytes, offset.into()).unwrap();
 }
 
 /// The format versions of the superblock slots.
@@ -180,41 +208,18 @@ fn a_group_with_a_block_that_is_too_short_is_refused() {
     let volume = open(&path, 16 << 20, 16 << 10);
     handle(&volume).write(Sector(0), &[7; PAGE], Flags::FUA).unwrap();
     drop(volume);
-    let all = superblocks(&path);
-    let (_, newest) = *all.iter().max_by_key(|(_, it)| it.sequence).unwrap();
-    let (log, payload) = (newest.log, [9; PAGE]);
-    let id = 1;
+    let payload = [9; PAGE];
     let descriptor = Descriptor {
         kind: Kind::Data,
         codec: Codec::Raw,
-        volume: id,
+        volume: 1,
         from: 0,
         to: 0,
         block: 0,
         len: PAGE as u32,
         crc: crc(&payload),
     };
-    let head_bytes = group::head_bytes(1, newest.align);
-    let head = Head {
-        pool: u64_at(&newest.id, 0),
-        epoch: newest.epoch,
-        number: log.number,
-        chain: log.chain,
-        durable: log.number - 1,
-        next: SEGMENT_NONE,
-        count: 1,
-        head_bytes,
-        payload_bytes: PAGE as u32,
-    };
-    let mut bytes = vec![0; head_bytes as usize];
-    group::print(&head, &[descriptor], &mut bytes);
-    bytes.extend(payload);
-    let (segment, offset) = match log.segment {
-        SEGMENT_NONE => (log.next, 0),
-        segment => (segment, log.offset),
-    };
-    let segment = file(&path, &format!("segment-{segment:08x}"));
-    segment.write_all_at(&bytes, offset.into()).unwrap();
+    append_group(&path, descriptor, &payload);
     let error = Running::open(&path, Options::default()).unwrap_err().to_string();
     assert!(error.contains("`group of the log` has length of a block = 4096"), "{error}");
 }

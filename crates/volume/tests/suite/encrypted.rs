@@ -1,13 +1,14 @@
 //! Encrypted volumes on real files: who can open them, what is on the disk, what shares a key.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use blockyard_core::{Bio, Flags, Sector};
+use blockyard_core::{Bio, Flags, Sector, Status};
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{
@@ -17,8 +18,17 @@ use blockyard_volume_admin::check::check;
 use blockyard_volume_admin::receive::{ReceiveTarget, receive};
 use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::send::{SendOptions, Sending, send};
-use blockyard_volume_format::group;
+use blockyard_volume_format::bytes::crc;
+use blockyard_volume_format::entry::Codec;
+use blockyard_volume_format::group::{self, Descriptor};
+use blockyard_volume_format::key_slot::KeySlot;
+use blockyard_volume_format::{VERSION, catalogue};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 use zeroize::Zeroizing;
+
+use crate::crafted::{append_group, replace_catalogue};
 
 const MIB: u64 = 1 << 20;
 
@@ -205,7 +215,7 @@ fn copies_share_a_key_that_can_be_locked_and_changed() {
     assert!(running.pool().volumes().keys.is_empty());
 }
 
-/// A pool is verified, cleaned and opened without the keys of its volumes.
+/// A pool is verified, cleaned, resynced and opened without the keys of its volumes.
 #[test]
 fn maintenance_needs_no_key() {
     let place = Place::new("without-key");
@@ -225,8 +235,20 @@ fn maintenance_needs_no_key() {
     let running = Running::open(&place.pool(), Options::default()).unwrap();
     let report = scrub(&running, 0, &mut |_, _| true).unwrap();
     assert_eq!(report.damaged, 0);
+    assert!(refused(Volume::open(place.config("v", 0, None))).contains("is encrypted and locked"));
+    let copy = place.directory.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    running.attach(&copy, None, false).unwrap();
+    running.wait_for_resync();
+    let copies = running.status().unwrap().copies;
+    assert!(copies.len() == 2 && copies.iter().all(|copy| copy.state.is_good()), "{copies:?}");
+    assert!(refused(Volume::open(place.config("v", 0, None))).contains("is encrypted and locked"));
+    // The copy alone has the volume.
+    running.detach(&place.pool()).unwrap();
     drop(running);
-    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    fs::remove_dir_all(place.pool()).unwrap();
+    let config = VolumeConfig { secret: secret(), ..VolumeConfig::new(&copy, "v") };
+    let volume = Volume::open(config).unwrap();
     let mut found = vec![0; MIB as usize];
     for at in 0..40 {
         fastrand::Rng::with_seed(500 + at).fill(&mut bytes);
@@ -235,16 +257,23 @@ fn maintenance_needs_no_key() {
     }
 }
 
-/// The nonces of all encrypted blocks in the log of a pool, each with its block's bytes.
-fn nonces(pool: &Path) -> Vec<([u8; 24], Vec<u8>)> {
+/// A block in the log of a pool.
+struct StoredBlock {
+    descriptor: Descriptor,
+    segment: PathBuf,
+    /// The offset in the segment.
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+/// All blocks in the log of a pool.
+fn stored_blocks(pool: &Path) -> Vec<StoredBlock> {
     let align = 4096;
     let mut found = Vec::new();
-    for entry in fs::read_dir(pool).unwrap() {
-        let path = entry.unwrap().path();
-        if !path.file_name().unwrap().to_string_lossy().starts_with("segment-") {
-            continue;
-        }
-        let bytes = fs::read(&path).unwrap();
+    let is_segment =
+        |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
+    for segment in files(pool).into_iter().filter(is_segment) {
+        let bytes = fs::read(&segment).unwrap();
         for start in (0..bytes.len()).step_by(align as usize) {
             let Some((head, _, descriptors)) = group::parse(&bytes[start..], align) else {
                 continue;
@@ -253,15 +282,24 @@ fn nonces(pool: &Path) -> Vec<([u8; 24], Vec<u8>)> {
             for descriptor in descriptors {
                 let len = descriptor.payload_bytes(align) as usize;
                 if descriptor.kind == group::Kind::Data {
-                    let stored = &bytes[at..at + len];
-                    assert!(descriptor.codec.is_sealed(), "a block is not encrypted");
-                    found.push((*stored.first_chunk().unwrap(), stored.to_vec()));
+                    let (segment, bytes) = (segment.clone(), bytes[at..at + len].to_vec());
+                    found.push(StoredBlock { descriptor, segment, at: at as u64, bytes });
                 }
                 at += len;
             }
         }
     }
     found
+}
+
+/// The nonces of all encrypted blocks in the log of a pool, each with its block's bytes.
+fn nonces(pool: &Path) -> Vec<([u8; 24], Vec<u8>)> {
+    let blocks = stored_blocks(pool).into_iter();
+    let nonces = blocks.map(|StoredBlock { descriptor, bytes, .. }| {
+        assert!(descriptor.codec.is_sealed(), "a block is not encrypted");
+        (*bytes.first_chunk().unwrap(), bytes)
+    });
+    nonces.collect()
 }
 
 #[test]
@@ -403,4 +441,178 @@ fn a_snapshot_of_all_volumes_needs_the_space_that_one_of_each_needs() {
     assert!(left < needed && left > 16 * MIB - unused, "{left} of {needed}");
     assert!(refused(running.snapshot("own@a")).contains("space"));
     assert!(refused(running.snapshot_all("a")).contains("space"));
+}
+
+/// Collects the messages of log lines.
+#[derive(Clone, Debug, Default)]
+struct Messages(Arc<Mutex<Vec<String>>>);
+
+impl Visit for Messages {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+impl Subscriber for Messages {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Reads a block of 16 KiB, which has to fail; returns what the log says of it.
+fn failed_read(volume: &Arc<Volume>, block: u64) -> String {
+    let messages = Messages::default();
+    let mut found = vec![0; 16 << 10];
+    let read = || handle(volume).read(Sector(block * 32), &mut found);
+    // The handle reads on this thread.
+    let status = tracing::subscriber::with_default(messages.clone(), read);
+    assert_eq!(status, Err(Status::Protection), "an I/O error with EILSEQ");
+    assert!(!has_mark(&found), "the client got the block");
+    let messages = messages.0.lock().unwrap();
+    let named = messages.iter().find_map(|it| it.split_once(" of the pool, "));
+    let (place, what) = named.unwrap_or_else(|| panic!("no block is named: {messages:?}"));
+    let (block, _) = place.split_once(", at ").expect("the log names the place");
+    // After a `;` the line may count the reads that failed since an earlier line.
+    format!("{block}: {}", what.split(';').next().unwrap_or(what))
+}
+
+const NOT_AUTHENTIC: &str = "is not authentic: it was not written there with this key";
+
+/// A pool with two encrypted volumes, `one` and `two`. Both keys are encrypted by the same secret,
+/// so that the secret decrypts each slot.
+fn two_volumes(place: &Place, secret: impl Fn() -> Option<SecretFile>) -> [KeySlot; 2] {
+    ["one", "two"].map(|name| {
+        let volume = Volume::open(place.config(name, 16 * MIB, secret())).unwrap();
+        write(&volume, 0);
+        let meta = volume.running().pool().find(name).unwrap().meta.clone();
+        volume.running().pool().volumes().keys[&meta.key].clone()
+    })
+}
+
+#[test]
+fn exchanged_key_slots_are_refused_by_name() {
+    let place = Place::new("exchanged-slots");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let slots = two_volumes(&place, secret);
+    // Both checkpoints may have the same catalogue, so a change is made by what a slot is.
+    let set_identities = |ids: [u64; 2]| {
+        replace_catalogue(&place.pool(), VERSION, |bytes| {
+            let (mut whole, listed) = catalogue::parse(bytes).unwrap();
+            for slot in &mut whole.keys {
+                // An older checkpoint has the first volume only, which must have a slot.
+                if listed.len() == 2 {
+                    slot.id = ids[usize::from(slot.salt == slots[1].salt)];
+                }
+            }
+            catalogue::print(&whole, &listed)
+        });
+    };
+    set_identities([slots[1].id, slots[0].id]);
+    for name in ["one", "two"] {
+        let text = refused(Volume::open(place.config(name, 0, secret())));
+        assert!(text.starts_with(&format!("cannot decrypt the key of `{name}`")), "{text}");
+    }
+    // The refused openings have changed nothing.
+    set_identities([slots[0].id, slots[1].id]);
+    for name in ["one", "two"] {
+        assert!(is_written(&Volume::open(place.config(name, 0, secret())).unwrap(), 0), "{name}");
+    }
+}
+
+#[test]
+fn volumes_under_each_others_key_have_no_authentic_block() {
+    let place = Place::new("exchanged-keys");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let slots = two_volumes(&place, secret);
+    replace_catalogue(&place.pool(), VERSION, |bytes| {
+        let (whole, mut listed) = catalogue::parse(bytes).unwrap();
+        if let [one, two] = &mut listed[..] {
+            assert_eq!((&*one.meta.name, &*two.meta.name), ("one", "two"));
+            (one.meta.key, two.meta.key) = (slots[1].id, slots[0].id);
+        }
+        catalogue::print(&whole, &listed)
+    });
+    for name in ["one", "two"] {
+        let volume = Volume::open(place.config(name, 0, secret())).unwrap();
+        for block in [0, 1, 63] {
+            let text = failed_read(&volume, block);
+            assert_eq!(text, format!("{name}: block {block}: {NOT_AUTHENTIC}"));
+        }
+    }
+}
+
+/// A pool with the encrypted volume `v`, whose block 0 is written, and that block as it is stored.
+fn one_block(place: &Place, secret: Option<SecretFile>) -> StoredBlock {
+    let volume = Volume::open(place.config("v", 16 * MIB, secret)).unwrap();
+    handle(&volume).write(Sector(0), &MARK.repeat(512), Flags::FUA).unwrap();
+    drop(volume);
+    let mut blocks = stored_blocks(&place.pool());
+    assert_eq!(blocks.len(), 1);
+    blocks.remove(0)
+}
+
+#[test]
+fn a_block_that_is_moved_to_another_number_is_not_authentic() {
+    let place = Place::new("moved-block");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let StoredBlock { descriptor, bytes, .. } = one_block(&place, secret());
+    append_group(&place.pool(), Descriptor { block: 1, ..descriptor }, &bytes);
+    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    assert_eq!(failed_read(&volume, 1), format!("v: block 1: {NOT_AUTHENTIC}"));
+    let mut found = vec![0; 16 << 10];
+    handle(&volume).read(Sector(0), &mut found).unwrap();
+    assert!(found == MARK.repeat(512), "the block itself is intact");
+}
+
+#[test]
+fn an_unencrypted_block_in_an_encrypted_volume_is_not_authentic() {
+    let place = Place::new("plain-block");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let StoredBlock { descriptor, .. } = one_block(&place, secret());
+    let bytes = MARK.repeat(512);
+    let (len, crc) = (bytes.len() as u32, crc(&bytes));
+    let descriptor = Descriptor { codec: Codec::Raw, len, crc, ..descriptor };
+    append_group(&place.pool(), descriptor, &bytes);
+    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    assert_eq!(failed_read(&volume, 0), format!("v: block 0: {NOT_AUTHENTIC}"));
+}
+
+/// The older block is authentic, but the map has the checksum of the newer one.
+#[test]
+fn an_older_block_in_place_of_the_newer_one_is_damaged() {
+    let place = Place::new("older-block");
+    let secret = || Some(SecretFile::Key(place.secret("key", &[9; 32])));
+    let older = one_block(&place, secret());
+    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    handle(&volume).write(Sector(0), &[5; 16 << 10], Flags::FUA).unwrap();
+    drop(volume);
+    let newer = stored_blocks(&place.pool()).into_iter().find(|it| it.bytes != older.bytes);
+    let newer = newer.expect("the log has the newer block");
+    assert_eq!(newer.bytes.len(), older.bytes.len());
+    let segment = File::options().write(true).open(&newer.segment).unwrap();
+    segment.write_all_at(&older.bytes, newer.at).unwrap();
+    let volume = Volume::open(place.config("v", 0, secret())).unwrap();
+    assert_eq!(failed_read(&volume, 0), "v: block 0: is damaged");
+    segment.write_all_at(&newer.bytes, newer.at).unwrap();
+    let mut found = vec![0; 16 << 10];
+    handle(&volume).read(Sector(0), &mut found).unwrap();
+    assert!(found == [5; 16 << 10], "the newer block is back");
 }
