@@ -21,10 +21,14 @@ fn pool(place: &TempDir, name: &str) -> Arc<Running> {
     pools::pool(place, name, Options::default())
 }
 
-/// Changes random blocks of a volume and of its model; some become zeros, some compress.
+/// Changes random blocks of a volume and of its model; some become zeros, and some compress.
 fn change(running: &Running, name: &str, random: &mut fastrand::Rng, model: &mut [u8]) {
     let volume = (running, name, Compression::default());
-    pools::change(volume, random, model, &|block, random| block.fill(random.u8(..)));
+    // Of five blocks, three become noise, one zeros, and one repeats a byte.
+    pools::change(volume, random, model, &|block, random| match random.u8(..3) {
+        0 => block.fill(random.u8(..)),
+        _ => random.fill(block),
+    });
 }
 
 fn resumed(running: &Running, token: &ResumeToken) -> Vec<u8> {

@@ -28,11 +28,11 @@ const LOSSES: u64 = 20;
 /// Number of losses during a resync.
 const RESYNC_LOSSES: u64 = 12;
 
-/// An opening that has not ended after this number of waits of [`POLL`] is taken for hung. An
-/// opening of these disks takes less than 1 s.
+/// An opening or a resync that has not ended after this number of waits of [`POLL`] is taken for
+/// hung. Each takes less than 1 s with these disks.
 const POLLS_MAX: u64 = 1_000_000;
 
-/// Time between two looks at an opening.
+/// Time between two looks at an opening or a resync.
 const POLL: Duration = Duration::from_micros(100);
 
 /// Bytes of the only sector of a lost disk.
@@ -232,12 +232,18 @@ fn lose_while_resynced(place: &TempDir, number: u64, most: u64) -> Option<u64> {
     };
     let opened = open_watched(&pair, false, lose_if_due);
     if let Ok(volume) = &opened {
-        // Without the disk that has all data, a resync is tried again until the pool is closed.
-        let goes_on = || volume.running().resync_progress().is_some();
-        while goes_on() && !(lost == 0 && is_lost.load(Ordering::Relaxed)) {
+        let has_ended = (0..POLLS_MAX).any(|_| {
             lose_if_due();
-            std::thread::yield_now();
-        }
+            std::thread::park_timeout(POLL);
+            // Without the disk that has all data, a resync is tried again until the pool is closed,
+            // and says why.
+            let progress = volume.running().resync_progress();
+            progress.is_none_or(|it| it.error.is_some())
+        });
+        assert!(has_ended, "the resync hangs");
+        let progress = volume.running().resync_progress();
+        let is_stopped = lost == 0 && is_lost.load(Ordering::Relaxed);
+        assert!(progress.is_none() || is_stopped, "{progress:?}");
     }
     let took = (!is_lost.load(Ordering::Relaxed)).then(|| pair.completed(lost) - before);
     if took.is_some() {
