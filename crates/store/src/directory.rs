@@ -383,9 +383,14 @@ impl DirectoryStore {
 
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.open, name, AtFlags::empty()) {
-            Err(error) if error != Errno::NOENT => Err(error.into()),
-            _ => Ok(()),
+            Err(error) if error != Errno::NOENT => return Err(error.into()),
+            _ => {}
         }
+        if name == superblock::FILE {
+            // The descriptor of its lock would keep the removed file.
+            *self.superblock() = None;
+        }
+        Ok(())
     }
 
     /// Removes the files of a pool. The superblock gets the name that it has during a creation, and
@@ -648,6 +653,22 @@ mod tests {
             assert!(error.contains("not a regular file"), "{error}");
             std::fs::remove_file(path.join(name)).unwrap();
         }
+    }
+
+    /// Regression: the descriptor of the superblock's lock kept the file that was removed.
+    #[test]
+    fn removing_the_superblock_closes_it() {
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-directory-superblock");
+        let path = temp_dir.path();
+        std::fs::write(path.join(superblock::FILE), b"BLKYVOL\n").unwrap();
+        let directory = DirectoryStore::take(path, Purpose::Use).unwrap();
+        let locked = || directory.superblock().is_some();
+        assert!(locked());
+        directory.remove("segment-00000000").unwrap();
+        assert!(locked());
+        directory.remove(superblock::FILE).unwrap();
+        assert!(!locked());
+        assert_eq!(directory.open(superblock::FILE).unwrap().map(drop), None);
     }
 
     /// Regression: a removal that was interrupted left a directory that no creation accepted: the

@@ -108,6 +108,12 @@ impl ResyncControl {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
+    /// While the good copies are repaired: the bytes that were verified, and how many there are.
+    fn verified_bytes(&self, stored_bytes: u64) -> Option<(u64, u64)> {
+        let verified = self.verified.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((verified, stored_bytes.max(verified)))
+    }
+
     /// Pauses after a piece of this length that took `took`, as the rate limit wants. Ends early if
     /// the copy is not `wanted` any more.
     fn keep(&self, bytes: u64, took: Duration, wanted: &dyn Fn() -> bool) {
@@ -210,17 +216,7 @@ fn step<S: SegmentStore>(
             std::thread::sleep(IN_FLIGHT_PAUSE);
             control.keep(0, Duration::ZERO, &|| resync.is_wanted());
         }
-        Resynced::Repair => {
-            let mut verified = 0;
-            control.verified.store(1, Ordering::Relaxed);
-            repair_all(pool, &mut |bytes, took| {
-                verified += bytes;
-                control.verified.store(verified + 1, Ordering::Relaxed);
-                control.keep(bytes, took, &|| resync.is_wanted());
-                resync.is_wanted() && !control.is_stopping()
-            });
-            control.verified.store(0, Ordering::Relaxed);
-        }
+        Resynced::Repair => repair(pool, control, &|| resync.is_wanted()),
         Resynced::Complete => {
             pool.segments().renew();
             return Ok(false);
@@ -230,13 +226,24 @@ fn step<S: SegmentStore>(
     Ok(true)
 }
 
+/// Repairs the good copies at the rate of the resync, and tells how far that is, while the copy is
+/// `wanted`.
+fn repair<D: SegmentStore>(pool: &Pool<D>, control: &ResyncControl, wanted: &dyn Fn() -> bool) {
+    let mut verified = 0;
+    control.verified.store(1, Ordering::Relaxed);
+    repair_all(pool, &mut |bytes, took| {
+        verified += bytes;
+        control.verified.store(verified + 1, Ordering::Relaxed);
+        control.keep(bytes, took, wanted);
+        wanted() && !control.is_stopping()
+    });
+    control.verified.store(0, Ordering::Relaxed);
+}
+
 /// Reads all blocks and map pages of a pool in use, and repairs those that are damaged in one copy
 /// and intact in another. `keep` gets the bytes that were read and the time that took, and returns
 /// whether to continue.
-fn repair_all<S: SegmentStore>(
-    pool: &Pool<Mirror<S>>,
-    keep: &mut dyn FnMut(u64, Duration) -> bool,
-) {
+fn repair_all<D: SegmentStore>(pool: &Pool<D>, keep: &mut dyn FnMut(u64, Duration) -> bool) {
     let mut verifier = Verifier::new(pool.segments(), true);
     let (mut at, mut began) = (0, Instant::now());
     let mut next = 0;
@@ -302,15 +309,12 @@ impl<S: SegmentStore> Running<Mirror<S>> {
             let elapsed = at.elapsed().as_secs_f64().max(0.001);
             (done_bytes.saturating_sub(from) as f64 / elapsed) as u64
         });
-        let verified = control.verified.load(Ordering::Relaxed).checked_sub(1);
-        let verified_bytes =
-            verified.map(|bytes| (bytes, self.pool().segments().stored_bytes().max(bytes)));
         Some(ResyncProgress {
             path,
             done_bytes,
             total_bytes,
             written_bytes,
-            verified_bytes,
+            verified_bytes: control.verified_bytes(self.pool().segments().stored_bytes()),
             rate_bytes: rate.unwrap_or(0),
             limit_bytes: control.rate.load(Ordering::Relaxed),
             is_paused: control.is_paused.load(Ordering::Relaxed),
@@ -379,5 +383,36 @@ impl Running {
         self.add_place(path);
         self.pause_resync(false);
         self.start_resync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stepped_pool::SteppedPool;
+
+    #[test]
+    fn the_verification_before_a_resync_shows_its_progress() {
+        let mut stepped = SteppedPool::new("resync-verified");
+        stepped.write(0, 8);
+        stepped.checkpoint();
+        let (pool, control) = (&*stepped.pool, ResyncControl::default());
+        let progress = || control.verified_bytes(pool.segments().stored_bytes());
+        assert_eq!(progress(), None);
+        // It waits after the first leaf.
+        control.is_paused.store(true, Ordering::Relaxed);
+        let paused = std::thread::scope(|scope| {
+            let repairing = scope.spawn(|| repair(pool, &control, &|| true));
+            let is_begun = || progress().is_some_and(|(verified, _)| verified > 0);
+            while !is_begun() && !repairing.is_finished() {
+                std::thread::yield_now();
+            }
+            let paused = progress();
+            control.is_paused.store(false, Ordering::Relaxed);
+            paused
+        });
+        let (verified, all) = paused.unwrap();
+        assert!(verified >= 8 * 4096 && all >= verified, "{verified} of {all}");
+        assert_eq!(progress(), None, "it has ended");
     }
 }

@@ -570,7 +570,7 @@ fn pair<D: SegmentStore, V: VerifyPool>(
             if let Some(old) = old {
                 mirror.mark_stale(old);
                 if writes {
-                    mirror.advance(1 - old, only(1 - old))?;
+                    mirror.advance(1 - old)?;
                 }
                 return Ok(mirror);
             }

@@ -11,7 +11,7 @@ use blockyard_volume_format::{label, superblock};
 
 use super::assemble::{failed, newest};
 use super::members::{Member, Members, SLOTS};
-use super::{CopyState, Mirror, VerifyPool, only};
+use super::{CopyState, Mirror, VerifyPool};
 use crate::buffer::{ALIGN, Memory};
 use crate::error::StoreError;
 use crate::{Layout, SegmentStore, StoreFile};
@@ -46,46 +46,38 @@ pub(super) fn make_superblock<D: SegmentStore>(directory: &D) -> io::Result<()> 
     }
 }
 
-/// Makes the file `to` equal to `from`, of the same length. Before a chunk is written, and if a
-/// whole chunk cannot be read, `check` examines the disk of `from`: a disk that fails must not
-/// replace the data of the other copy by what it returns.
+/// Copies the file `from` to the new file `to`, of the same length, which holds zeros. Before a
+/// chunk is written, and if a whole chunk cannot be read, `check` examines the disk of `from`: a
+/// disk that fails must not replace data by what it returns.
 fn copy_contents<F: StoreFile, T: StoreFile>(
     from: &F,
     to: &T,
     check: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<()> {
     let len = from.len()?;
-    let memory = Memory::new(CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES.min(len as usize);
-    let (mut want, mut have) = (memory.take_beyond(chunk), memory.take_beyond(chunk));
+    let mut bytes = Memory::new(CHUNK_BYTES as u64).take_beyond(chunk);
     let (mut at, mut lost) = (0, 0);
     while at < len {
-        let part = chunk.min((len - at) as usize);
-        let (want, have) = (&mut want[..part], &mut have[..part]);
-        let unread = read_units(from, at, want);
-        if unread.len() == want.len().div_ceil(ALIGN) {
+        let part = &mut bytes[..chunk.min((len - at) as usize)];
+        let unread = read_units(from, at, part);
+        let is_written = |(index, unit): &(usize, &[u8])| {
+            !unread.contains(index) && unit.iter().any(|byte| *byte != 0)
+        };
+        let units = || part.chunks(ALIGN).enumerate().filter(is_written);
+        if unread.len() == part.len().div_ceil(ALIGN) || units().next().is_some() {
             check()?;
         }
-        // A chunk that cannot be read is written completely.
-        let all = to.read_at(at, have).is_err();
-        if all || want != have {
-            check()?;
-            // Write only the units that differ.
-            for (index, unit) in want.chunks(ALIGN).enumerate() {
-                let offset = index * ALIGN;
-                let differs = all || have[offset..offset + unit.len()] != *unit;
-                if differs && !unread.contains(&index) {
-                    to.write_at(at + offset as u64, &[unit])?;
-                }
-            }
+        for (index, unit) in units() {
+            to.write_at(at + (index * ALIGN) as u64, &[unit])?;
         }
         lost += unread.len();
-        at += part as u64;
+        at += part.len() as u64;
     }
     if lost > 0 {
         tracing::error!(
-            "{lost} units of {ALIGN} bytes of the good copy could not be read; the other copy \
-             keeps what it has there, and a reader recognises damage by the checksums"
+            "{lost} units of {ALIGN} bytes of the good copy could not be read; the new file has \
+             zeros there, and a reader recognises damage by the checksums"
         );
     }
     Ok(())
@@ -320,7 +312,7 @@ impl<D: SegmentStore> Mirror<D> {
         let gone = StoreError::io(format!("cannot read `{source_title}` any more"));
         check_alive(source).map_err(gone)?;
         // From here on the target cannot be used without the source.
-        self.advance(1 - number, only(1 - number))?;
+        self.advance(1 - number)?;
         let recorded = self.0.record(&self.0.state(), &self.0.members(), &to, Some(0));
         let begun = recorded.and_then(|()| prepare_copy(source, target));
         Ok(begun.or_else(|error| self.fail_resync(number, &error))?)
@@ -345,25 +337,21 @@ impl<D: SegmentStore> Mirror<D> {
         tracing::error!(
             "{title}: the resync has failed: {why}; the pool continues with `{source_title}` alone"
         );
-        self.advance(1 - number, only(1 - number))?;
+        self.advance(1 - number)?;
         let why = Some(why.to_string());
         self.0.set_copy(&mut self.0.state(), number, CopyState::Failed, why);
         Ok(())
     }
 
-    /// Increases the generation, and records durably in the label of the copy `number` which copies
-    /// are good.
-    pub(super) fn advance(&self, number: usize, good: [bool; 2]) -> Result<(), StoreError> {
+    /// Increases the generation, and records durably in the label of the copy `number` that only
+    /// this one is good.
+    pub(super) fn advance(&self, number: usize) -> Result<(), StoreError> {
         let mut state = self.0.state();
         state.generation = state.generation.saturating_add(1);
-        let mut new = self.0.members().without(SLOTS);
-        for (number, is_good) in good.into_iter().enumerate() {
-            let is_now = new.find(number).is_some_and(|it| it.state.is_good());
-            if is_now != is_good {
-                let next = if is_good { CopyState::Good } else { CopyState::Failed };
-                new = new.with_state(number, next);
-            }
-        }
+        let members = self.0.members();
+        let others = members.good().map(|it| it.slot).filter(|slot| *slot != number);
+        let fail = |all: Members<D>, slot| all.with_state(slot, CopyState::Failed);
+        let new = others.fold(members.without(SLOTS), fail);
         let Some(member) = new.find(number) else { return Ok(()) };
         self.0.record(&state, &new, member, None).map_err(failed(&member.side.path))
     }
