@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::place::Place;
 use crate::run::{nbdsh, ok};
@@ -18,7 +18,7 @@ use crate::yard::{BLOCKYARD, Yard, blockyard};
 const HALF: usize = 8 << 20;
 
 /// Waits until something has happened, a minute at most.
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let has_happened = (0..6000).any(|_| {
         std::thread::park_timeout(Duration::from_millis(10));
         is_so()
@@ -170,6 +170,9 @@ fn a_backup_over_ssh_goes_on_where_its_connection_broke() {
     wait_until("the run fails", || policy(&yard)["failures"] == 1);
     let error = policy(&yard)["error"].as_str().unwrap().to_owned();
     assert!(error.starts_with("`v0`: the target `ssh` failed with exit status: 255"), "{error}");
+    let status = yard.command(&["status"]).fails();
+    let line = "\nbackup off: the last run failed, no run has succeeded\n";
+    assert!(status.code == Some(1) && status.out.ends_with(line), "{status}");
     drop(yard);
 
     // The next run: the target refuses the stream with the token that continues it.
@@ -179,6 +182,11 @@ fn a_backup_over_ssh_goes_on_where_its_connection_broke() {
     assert!(view["error"].is_null() && view["last_success"].is_u64(), "{view}");
     let sent = view["sent_bytes"].as_u64().unwrap() as usize;
     assert!(sent > 0 && sent < (24 << 20) - HALF / 2, "only the rest is sent: {view}");
+    let status = yard.command(&["status", "--json"]).ok().json();
+    let backup = json!({ "name": "off", "last_success": view["last_success"] });
+    assert_eq!(status["backups"], json!([backup]));
+    let status = yard.command(&["status"]).ok();
+    assert!(status.out.contains("\nbackup off: last success "), "{status}");
     drop((yard, sshd));
     let names = blockyard(&["volume", "list", "-t", "snapshot", "-H", "-o", "name", &there]).ok();
     let name = names.out.trim();

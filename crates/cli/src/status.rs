@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use blockyard_yard::error::counted;
-use blockyard_yard::warnings::{CRITICAL, StatusView};
+use blockyard_yard::warnings::{BackupStatusView, CRITICAL, StatusView};
 
 use crate::args::TalkArgs;
 use crate::devices::{client, print_json};
@@ -64,7 +64,21 @@ fn print(status: &StatusView, out: &mut impl Write) -> Result<(), Failure> {
             date(warning.since)
         )?;
     }
+    for backup in &status.backups {
+        writeln!(out, "backup {}", backup_result(backup))?;
+    }
     Ok(())
+}
+
+/// The last result of a backup policy. A warning has why a run failed.
+fn backup_result(backup: &BackupStatusView) -> String {
+    let BackupStatusView { name, last_success, error } = backup;
+    let success = last_success.map(|it| format!("last success {} UTC", date(it)));
+    let success = success.unwrap_or_else(|| "no run has succeeded".to_owned());
+    match error {
+        Some(_) => format!("{name}: the last run failed, {success}"),
+        None => format!("{name}: {success}"),
+    }
 }
 
 #[cfg(test)]
@@ -100,5 +114,29 @@ mod tests {
             print(&status, &mut out).unwrap();
             assert_eq!((String::from_utf8(out).unwrap(), code(&status)), (wanted, exit));
         }
+    }
+
+    #[test]
+    fn each_backup_policy_has_a_line_with_its_last_result() {
+        let backup = |name: &str, last_success, error: Option<&str>| BackupStatusView {
+            name: name.to_owned(),
+            last_success,
+            error: error.map(str::to_owned),
+        };
+        let mut status = StatusView::new(1, 1, Vec::new());
+        status.backups = vec![
+            backup("offsite", Some(1_700_000_000), None),
+            backup("second", Some(1_700_000_000), Some("no route")),
+            backup("third", None, None),
+            backup("fourth", None, Some("no route")),
+        ];
+        let mut out = Vec::new();
+        print(&status, &mut out).unwrap();
+        let wanted = "OK: 1 device, 1 pool, no warnings\n\
+                      backup offsite: last success 2023-11-14 22:13 UTC\n\
+                      backup second: the last run failed, last success 2023-11-14 22:13 UTC\n\
+                      backup third: no run has succeeded\n\
+                      backup fourth: the last run failed, no run has succeeded\n";
+        assert_eq!(String::from_utf8(out).unwrap(), wanted);
     }
 }

@@ -855,7 +855,9 @@ async fn status(State(control): Shared) -> Answer<StatusView> {
         let (devices, pools) = (&control.devices, control.devices.pool_views());
         let backups = control.backups.views();
         devices.look_for_warnings(&pools, &backups, blockyard_volume::admin::now());
-        Ok(StatusView::new(devices.list().len(), pools.len(), devices.warnings().list()))
+        let warnings = devices.warnings().list();
+        let status = StatusView::new(devices.list().len(), pools.len(), warnings);
+        Ok(status.with_backups(&backups))
     })
     .await
 }

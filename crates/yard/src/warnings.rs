@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use crate::backup::BackupView;
+
 pub(crate) mod conditions;
 
 /// The default of `warn_fill`, in percent.
@@ -97,6 +99,28 @@ pub struct WarningView {
     pub since: u64,
 }
 
+/// The last result of a backup policy, in [`StatusView`].
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct BackupStatusView {
+    /// The name of the policy.
+    pub name: String,
+    /// When the last run that succeeded ended, in seconds since 1970 (UTC). For one before the
+    /// daemon was started: when the snapshot was made that was sent last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_success: Option<u64>,
+    /// Why the last run failed; absent if it succeeded, or none has ended since the daemon was
+    /// started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl From<&BackupView> for BackupStatusView {
+    fn from(view: &BackupView) -> BackupStatusView {
+        let BackupView { name, last_success, error, .. } = view;
+        BackupStatusView { name: name.clone(), last_success: *last_success, error: error.clone() }
+    }
+}
+
 /// `GET /v1/status`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct StatusView {
@@ -108,6 +132,9 @@ pub struct StatusView {
     pub pools: u64,
     /// The warnings, critical ones first, the oldest first.
     pub warnings: Vec<WarningView>,
+    /// The backup policies, in the order of the configuration.
+    #[serde(default)]
+    pub backups: Vec<BackupStatusView>,
 }
 
 impl StatusView {
@@ -115,7 +142,13 @@ impl StatusView {
     pub fn new(devices: usize, pools: usize, mut warnings: Vec<WarningView>) -> StatusView {
         warnings.sort_by_key(|it| (it.severity != CRITICAL, it.since));
         let state = warnings.first().map_or("ok", |worst| worst.severity.as_str()).to_owned();
-        StatusView { state, devices: devices as u64, pools: pools as u64, warnings }
+        let (devices, pools) = (devices as u64, pools as u64);
+        StatusView { state, devices, pools, warnings, backups: Vec::new() }
+    }
+
+    /// The same status with these backup policies.
+    pub(crate) fn with_backups(self, backups: &[BackupView]) -> StatusView {
+        StatusView { backups: backups.iter().map(BackupStatusView::from).collect(), ..self }
     }
 }
 
