@@ -104,6 +104,9 @@ assert h.pread(65536, 512 << 16) == block(7)
     assert!(stat(&yard, "r0", "io_stat", "failed_writes") > 0);
     let used = stat(&yard, "r0", "mm_stat", "mem_used_max");
     assert!(used <= 4 << 20, "{used}");
+    let status = yard.command(&["status"]).fails();
+    assert_eq!(status.code, Some(2), "{status}");
+    assert!(status.out.contains("\ncritical: no_space r0: "), "{status}");
 }
 
 #[test]

@@ -17,8 +17,10 @@ use blockyard_sync::counter::Counter;
 pub(crate) enum Count {
     /// Reads that failed: the stored data is damaged, or the backing file failed.
     FailedReads,
-    /// Writes that failed for lack of memory.
+    /// Writes that failed, for lack of memory or because a block that they change is damaged.
     FailedWrites,
+    /// Writes that failed for lack of memory.
+    WritesRefused,
     /// Blocks that a discard or a write-zeroes freed.
     NotifyFree,
     /// Blocks that hold data.

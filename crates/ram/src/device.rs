@@ -340,6 +340,7 @@ impl Ram {
             dedup: DedupStat { dup_data_size: pool.duplicate_bytes, meta_data_size: hints },
             table_bytes: blocks.store().entries_bytes() as u64,
             patch_retries: counts.get(Count::PatchRetries),
+            writes_refused: counts.get(Count::WritesRefused),
         }
     }
 }

@@ -47,6 +47,9 @@ impl RamQueue {
         }
         let count = if op == Op::Read { Count::FailedReads } else { Count::FailedWrites };
         self.workspace.tally.add(count, 1);
+        if status == Status::NoSpc {
+            self.workspace.tally.add(Count::WritesRefused, 1);
+        }
     }
 
     /// Prefetches what the execution of a request accesses first.

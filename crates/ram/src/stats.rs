@@ -85,6 +85,8 @@ pub struct RamStats {
     pub table_bytes: u64,
     /// Sub-block writes that were repeated because another write replaced the block first.
     pub patch_retries: u64,
+    /// Writes that failed for lack of memory.
+    pub writes_refused: u64,
 }
 
 impl fmt::Display for IoStat {

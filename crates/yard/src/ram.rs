@@ -35,6 +35,9 @@ pub struct RamView {
     pub table_bytes: u64,
     /// Sub-block writes that were repeated because another thread had changed the block.
     pub patch_retries: u64,
+    /// Writes that failed for lack of memory; 0 from an older daemon.
+    #[serde(default)]
+    pub writes_refused: u64,
 }
 
 macro_rules! group {
@@ -135,6 +138,7 @@ impl From<RamStats> for RamView {
             dedup_stat: stats.dedup.into(),
             table_bytes: stats.table_bytes,
             patch_retries: stats.patch_retries,
+            writes_refused: stats.writes_refused,
         }
     }
 }

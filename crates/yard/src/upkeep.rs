@@ -102,14 +102,15 @@ impl Devices {
             let mark = pool.map_or(WARN_FILL, |pool| PoolSettings::new(&pool, &entries).warn_fill);
             conditions.extend(pool_conditions(view, mark));
         }
+        let mut refused: Vec<_> =
+            pools.iter().map(|view| (view.path.clone(), view.writes_refused)).collect();
         for entry in &entries {
             if let Some(view) = RamView::of(entry) {
-                let mark = entry.spec.number("warn_fill");
-                conditions.push(ram_condition(entry.spec.name(), &view, mark));
+                let (name, mark) = (entry.spec.name(), entry.spec.number("warn_fill"));
+                conditions.push(ram_condition(name, &view, mark));
+                refused.push((name.to_owned(), view.writes_refused));
             }
         }
-        let refused: Vec<_> =
-            pools.iter().map(|view| (view.path.clone(), view.writes_refused)).collect();
         self.warnings().update(now_s, conditions, &refused);
     }
 

@@ -25,7 +25,7 @@ const NO_SPACE_S: u64 = 600;
 pub enum WarningKind {
     /// A pool is fuller than its mark.
     PoolFill,
-    /// Writes to a pool failed for lack of space.
+    /// Writes to a pool or a RAM disk failed for lack of space.
     NoSpace,
     /// A pool accepts no writes.
     PoolReadOnly,
@@ -192,8 +192,8 @@ struct WarningTable {
     raised: BTreeMap<(WarningKind, String), RaisedWarning>,
     /// How often a warning of each kind was raised.
     counts: [u64; WarningKind::ALL.len()],
-    /// The writes to each pool that had failed for lack of space when it was looked at last, and
-    /// until when the warning stays.
+    /// The writes to each pool and RAM disk that had failed for lack of space when it was looked at
+    /// last, and until when the warning stays.
     refused: BTreeMap<String, (u64, u64)>,
 }
 
@@ -208,8 +208,8 @@ impl Warnings {
     }
 
     /// Raises and ends warnings by all conditions at a time, in seconds since 1970. `refused` has
-    /// for each open pool the writes that failed for lack of space since it was opened. A warning
-    /// about something that has no condition ends.
+    /// for each open pool, by its path, and each RAM disk, by its name, the writes that failed for
+    /// lack of space since it was opened. A warning about something that has no condition ends.
     pub(crate) fn update(
         &self,
         now_s: u64,
@@ -217,20 +217,20 @@ impl Warnings {
         refused: &[(String, u64)],
     ) {
         let mut table = self.table();
-        conditions.extend(refused.iter().map(|(pool, count)| {
-            // A pool that was opened again counts from 0.
-            let (before, until_s) = table.refused.get(pool).copied().unwrap_or((0, 0));
+        conditions.extend(refused.iter().map(|(subject, count)| {
+            // What was opened again counts from 0.
+            let (before, until_s) = table.refused.get(subject).copied().unwrap_or((0, 0));
             let is_new = *count > if *count < before { 0 } else { before };
             let until_s = if is_new { now_s.saturating_add(NO_SPACE_S) } else { until_s };
-            table.refused.insert(pool.clone(), (*count, until_s));
+            table.refused.insert(subject.clone(), (*count, until_s));
             Condition {
                 kind: WarningKind::NoSpace,
-                subject: pool.clone(),
+                subject: subject.clone(),
                 level: Level::of(now_s < until_s),
                 message: format!("{count} writes failed with ENOSPC since it was opened"),
             }
         }));
-        table.refused.retain(|pool, _| refused.iter().any(|(open, _)| open == pool));
+        table.refused.retain(|subject, _| refused.iter().any(|(open, _)| open == subject));
         let is_there = |key: &(WarningKind, String)| {
             let mut of = conditions.iter().filter(|it| it.kind == key.0 && it.subject == key.1);
             of.any(|condition| condition.level != Level::Clear)
