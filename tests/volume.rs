@@ -12,6 +12,7 @@ mod copies;
 mod encrypted;
 mod import;
 mod properties;
+mod warnings;
 
 fn uri(pool: &Place, name: &str, more: &str) -> String {
     format!("volume:///{name}?path={}{more}", pool.file("pool"))

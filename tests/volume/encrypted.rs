@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use data_encoding::BASE64;
+
 use super::{kill, uri};
 use crate::place::Place;
 use crate::run::{Run, finish, nbdsh};
@@ -21,21 +23,25 @@ fn private(place: &Place, name: &str, bytes: &[u8]) -> String {
     path
 }
 
-/// The files below a directory that have the text.
-fn with_mark(directory: &Path) -> Vec<String> {
+/// The files below a directory that have these bytes.
+fn with_bytes(directory: &Path, bytes: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(with_mark(&path));
-        } else if path.is_file() {
-            let bytes = fs::read(&path).unwrap();
-            if blockyard_testing::position(&bytes, MARK.as_bytes()).is_some() {
-                found.push(path.display().to_string());
-            }
+            found.extend(with_bytes(&path, bytes));
+        } else if path.is_file()
+            && blockyard_testing::position(&fs::read(&path).unwrap(), bytes).is_some()
+        {
+            found.push(path.display().to_string());
         }
     }
     found
+}
+
+/// The files below a directory that have the text.
+fn with_mark(directory: &Path) -> Vec<String> {
+    with_bytes(directory, MARK.as_bytes())
 }
 
 fn volume(line: &[&str]) -> Run {
@@ -126,6 +132,67 @@ impl Drop for CorePattern {
         if let Some(pattern) = &self.0 {
             fs::write(CORE_PATTERN, pattern).unwrap();
         }
+    }
+}
+
+#[test]
+fn neither_secrets_nor_plain_text_are_in_logs_state_pool_and_raw_streams() {
+    const PASSPHRASE: &str = "battery staple horse";
+    const PLAIN: &str = "a line that everyone may read";
+    let pool = Place::new();
+    let path = pool.file("pool");
+    let streams = pool.file("streams");
+    fs::create_dir(&streams).unwrap();
+    let key: Vec<u8> = (0x90..0xb0).collect();
+    let key_file = private(&pool, "key", &key);
+    let passphrase_file = private(&pool, "passphrase", PASSPHRASE.as_bytes());
+    let plain = uri(&pool, "plain", "&size=16M&compress=none");
+    let mut yard = Yard::serve(&["--log", "trace", &plain]);
+    nbdsh(&yard.uri("plain"), &format!("h.pwrite((b'{PLAIN}' * 512)[:8192], 0)\nh.flush()"));
+    let passphrase = ["--passphrase-file", &passphrase_file];
+    let secrets = [
+        ("v0", passphrase, "key", &key_file),
+        ("v1", ["--key-file", &key_file], "passphrase", &passphrase_file),
+    ];
+    for (name, secret, new, new_file) in secrets {
+        let with = |line: &[&str]| volume(&[line, &secret].concat()).ok();
+        with(&["create", &path, name, "--size", "16M"]);
+        with(&["unlock", &path, name]);
+        yard.command(&["add", &uri(&pool, name, "&compress=none")]).ok();
+        nbdsh(&yard.uri(name), &format!("h.pwrite(b'{MARK}' * 1024, 0)\nh.flush()"));
+        let snapshot = format!("{name}@a");
+        volume(&["snapshot", &path, &snapshot]).ok();
+        yard.command(&["remove", name]).ok();
+        volume(&["lock", &path, name]).ok();
+        let stream = format!("{streams}/{name}");
+        volume(&["send", "--raw", &path, &snapshot, "-o", &stream]).ok();
+        with(&["change-key", &path, name, &format!("--new-{new}-file"), new_file]);
+        // A request that is refused has the secret, too.
+        volume(&[&["unlock", &path, name][..], &secret].concat()).fails();
+    }
+    let log = yard.complained();
+    assert!(log.contains("change-key"), "the log has the requests: {log}");
+    yard.signal("KILL");
+    yard.end();
+    // The folder of the yard has its logs and the state directory.
+    let places = [&path, &streams, &yard.place.path().display().to_string()].map(|it| it.clone());
+    let search = |bytes: &[u8]| -> Vec<String> {
+        places.iter().flat_map(|place| with_bytes(Path::new(place), bytes)).collect()
+    };
+    // The search itself.
+    assert_eq!(search(PLAIN.as_bytes()).len(), 1);
+    // Bytes as `Debug` prints them.
+    let listed = |bytes: &[u8]| format!("{:?}", &bytes[..16]).trim_matches(['[', ']']).to_owned();
+    for (what, bytes) in [
+        ("the data", MARK.as_bytes()),
+        ("the passphrase", PASSPHRASE.as_bytes()),
+        ("the passphrase in base64", BASE64.encode(PASSPHRASE.as_bytes()).as_bytes()),
+        ("the passphrase as a list", listed(PASSPHRASE.as_bytes()).as_bytes()),
+        ("the key", &key[..]),
+        ("the key in base64", BASE64.encode(&key).as_bytes()),
+        ("the key as a list", listed(&key).as_bytes()),
+    ] {
+        assert_eq!(search(bytes), [""; 0], "{what}");
     }
 }
 
