@@ -138,7 +138,7 @@ impl Drop for CorePattern {
 #[test]
 fn neither_secrets_nor_plain_text_are_in_logs_state_pool_and_raw_streams() {
     const PASSPHRASE: &str = "battery staple horse";
-    const PLAIN: &str = "a line that everyone may read";
+    const PLAIN: &str = "a line that is not secret";
     let pool = Place::new();
     let path = pool.file("pool");
     let streams = pool.file("streams");

@@ -44,7 +44,7 @@ use crate::view::{
     ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView, StatsView,
     VersionView, ZoneDone, ZoneRequest, ZonesView,
 };
-use crate::warnings::StatusView;
+use crate::warnings::{BackupStatusView, StatusView};
 use crate::web_access::WebAccess;
 use crate::zone_counts::ZoneCountsView;
 use crate::zone_image::{self, ZoneImageDone, ZoneImageError};
@@ -857,7 +857,7 @@ async fn status(State(control): Shared) -> Answer<StatusView> {
         devices.look_for_warnings(&pools, &backups, blockyard_volume::admin::now());
         let warnings = devices.warnings().list();
         let status = StatusView::new(devices.list().len(), pools.len(), warnings);
-        Ok(status.with_backups(&backups))
+        Ok(status.with_backups(backups.iter().map(BackupStatusView::from).collect()))
     })
     .await
 }

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::BackupSettings;
 use crate::devices::Devices;
+use crate::warnings::BackupStatusView;
 
 mod command;
 
@@ -76,6 +77,13 @@ pub struct BackupView {
     /// When the next run begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_run: Option<u64>,
+}
+
+impl From<&BackupView> for BackupStatusView {
+    fn from(view: &BackupView) -> BackupStatusView {
+        let BackupView { name, last_success, error, .. } = view;
+        BackupStatusView { name: name.clone(), last_success: *last_success, error: error.clone() }
+    }
 }
 
 /// The policies of a daemon with their results.

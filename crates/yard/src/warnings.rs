@@ -10,8 +10,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backup::BackupView;
-
 pub(crate) mod conditions;
 
 /// The default of `warn_fill`, in percent.
@@ -114,13 +112,6 @@ pub struct BackupStatusView {
     pub error: Option<String>,
 }
 
-impl From<&BackupView> for BackupStatusView {
-    fn from(view: &BackupView) -> BackupStatusView {
-        let BackupView { name, last_success, error, .. } = view;
-        BackupStatusView { name: name.clone(), last_success: *last_success, error: error.clone() }
-    }
-}
-
 /// `GET /v1/status`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct StatusView {
@@ -146,9 +137,9 @@ impl StatusView {
         StatusView { state, devices, pools, warnings, backups: Vec::new() }
     }
 
-    /// The same status with these backup policies.
-    pub(crate) fn with_backups(self, backups: &[BackupView]) -> StatusView {
-        StatusView { backups: backups.iter().map(BackupStatusView::from).collect(), ..self }
+    /// Replaces the backup policies of the status.
+    pub(crate) fn with_backups(self, backups: Vec<BackupStatusView>) -> StatusView {
+        StatusView { backups, ..self }
     }
 }
 
