@@ -55,6 +55,43 @@ fn acknowledges_no_fua_write(yard: &Yard) {
     assert!(complained.contains("another opener has taken over the pool"), "{complained}");
 }
 
+/// A trace of blktrace with a read of 4 KiB: it was queued, issued and completed.
+fn traced_read() -> Vec<u8> {
+    let record = |(sequence, action): (u32, u32)| {
+        let mut record = vec![0; 48];
+        record[0..4].copy_from_slice(&0x6561_7407_u32.to_le_bytes());
+        record[4..8].copy_from_slice(&sequence.to_le_bytes());
+        record[8..16].copy_from_slice(&(u64::from(sequence) * 1000).to_le_bytes());
+        record[24..28].copy_from_slice(&4096_u32.to_le_bytes());
+        record[28..32].copy_from_slice(&action.to_le_bytes());
+        record
+    };
+    // The kinds of blktrace_api.h, above them the categories, of which 1 is a read.
+    let actions = [1 | 0x11 << 16, 7 | 0x41 << 16, 8 | 0x81 << 16];
+    (1..).zip(actions).flat_map(record).collect()
+}
+
+/// Commands that would end the daemon of another machine, or overwrite a disk, are refused.
+fn commands_change_nothing(store: &S3Server, yard: &Yard) {
+    let may_be_open = &["or --take-over: another machine may have"];
+    let uri = format!("volume:///v0?path={POOL}");
+    command(store, &["zone", "check", &uri, "--for", "zbc"]).fails().says(may_be_open);
+    let place = Place::new();
+    let trace = place.path().join("trace");
+    std::fs::write(&trace, traced_read()).unwrap();
+    command(store, &["replay", trace.to_str().unwrap(), &uri]).fails().says(may_be_open);
+
+    let disk = place.path().join("disk");
+    let bytes = vec![0x5a; 8 << 20];
+    std::fs::write(&disk, &bytes).unwrap();
+    let path = disk.to_str().unwrap();
+    let one_copy = &["invalid pool `s3://vol/pool`", "has one copy"];
+    yard.command(&["pool", "attach", POOL, path, "--force"]).fails().says(one_copy);
+    yard.command(&["pool", "replace", POOL, POOL, path, "--force"]).fails();
+    assert!(std::fs::read(&disk).unwrap() == bytes, "the disk was overwritten");
+    nbdsh(&yard.uri("v0"), "import nbd\nh.pwrite(b'x' * 4096, 8 << 20, nbd.CMD_FLAG_FUA)");
+}
+
 fn a_pool_outlives_its_machine(program: S3Program) {
     let folder = Place::new();
     let Some(store) = program.start(folder.path()) else { return };
@@ -81,7 +118,8 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     let listed = command(&store, &["volume", "list", "-t", "all", POOL]).ok();
     assert!(listed.out.contains("v0@first"), "{listed}");
     let snapshot = ["volume", "snapshot", POOL, "v0@other"];
-    command(&store, &snapshot).fails().says(&["or --take-over: another machine may have"]);
+    let may_be_open = &["or --take-over: another machine may have"];
+    command(&store, &snapshot).fails().says(may_be_open);
     command(&store, &[&snapshot[..], &["--take-over"]].concat()).ok();
 
     let mut second = serve(&store, "");
@@ -89,6 +127,7 @@ fn a_pool_outlives_its_machine(program: S3Program) {
                 assert h.pread(1 << 20, 4096) == random.Random(1).randbytes(1 << 20)\n\
                 assert h.pread(4096, 8 << 20) == b'x' * 4096";
     nbdsh(&second.uri("v0"), same);
+    commands_change_nothing(&store, &second);
     let mut third = Upgradable::of(serve(&store, ""));
     nbdsh(&third.yard.uri("v0"), same);
     acknowledges_no_fua_write(&second);

@@ -29,6 +29,12 @@ pub enum BucketError {
         /// The place that was named.
         place: String,
     },
+    /// Another process may have the pool open, and it is not to be taken over.
+    #[error("another process may have the pool in `{place}` open, and would lose it")]
+    MayBeOpen {
+        /// The place of the pool.
+        place: String,
+    },
     /// An object that the manifest names is not there.
     #[error("`{name}` is missing from the object store; restore the object")]
     Missing {

@@ -42,7 +42,10 @@ struct Slot {
 
 #[derive(Debug)]
 struct Index {
+    /// The slots that were used so far. There are more when a chunk needs one.
     slots: Vec<Option<Slot>>,
+    /// Most slots.
+    slots_max: usize,
     by_key: HashMap<Key, usize>,
     /// The next slot that the clock looks at.
     hand: usize,
@@ -184,6 +187,10 @@ impl ObjectCache {
 impl Index {
     /// A slot without a chunk: the clock passes slots that were read since it passed them before.
     fn evict(&mut self) -> usize {
+        if self.slots.len() < self.slots_max {
+            self.slots.push(None);
+            return self.slots.len() - 1;
+        }
         loop {
             let number = self.hand;
             self.hand = (number + 1) % self.slots.len();
@@ -235,7 +242,6 @@ fn read_index(file: &File, slots: usize, pool: u64) -> io::Result<Index> {
     file.take((slots * ENTRY_BYTES) as u64).read_to_end(&mut bytes)?;
     let mut found: Vec<Option<Slot>> =
         bytes.chunks_exact(ENTRY_BYTES).map(|entry| parse(entry, pool)).collect();
-    found.resize(slots, None);
     let mut by_key = HashMap::new();
     for (number, slot) in found.iter_mut().enumerate() {
         if let Some(Slot { key, .. }) = *slot
@@ -247,7 +253,7 @@ fn read_index(file: &File, slots: usize, pool: u64) -> io::Result<Index> {
             by_key.remove(&key);
         }
     }
-    Ok(Index { slots: found, by_key, hand: 0, hits: 0, misses: 0 })
+    Ok(Index { slots: found, slots_max: slots, by_key, hand: 0, hits: 0, misses: 0 })
 }
 
 #[cfg(test)]
@@ -288,6 +294,22 @@ mod tests {
         drop(cache);
         let small = open(1, 1);
         assert!(has(&small, 3, CHUNK_BYTES) && !has(&small, 3, len));
+    }
+
+    /// The bug: the index had an entry for each chunk of the greatest length at once, and a great
+    /// length that is valid ended the daemon for want of memory.
+    #[test]
+    fn memory_grows_with_the_chunks_and_not_with_the_greatest_length() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = ObjectCache::open(place.path(), 1 << 50, 1).unwrap();
+        cache.insert(object(1), 0, &bytes(1, 3 * CHUNK_BYTES));
+        assert!(has(&cache, 1, 3 * CHUNK_BYTES));
+        assert_eq!(cache.index().slots.len(), 3);
+        assert!(cache.index().slots.capacity() < 1000);
+        drop(cache);
+        let cache = ObjectCache::open(place.path(), 1 << 50, 1).unwrap();
+        assert!(has(&cache, 1, 3 * CHUNK_BYTES));
+        assert_eq!(cache.index().slots.len(), 3);
     }
 
     #[test]

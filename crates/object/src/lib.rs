@@ -35,7 +35,7 @@ pub use location::{Access, ObjectUri};
 pub use provider::Provider;
 pub use reads::BucketReads;
 pub use requests::{RequestCount, RequestKind, Requests};
-pub use store::BucketStore;
+pub use store::{BucketStore, Opening};
 
 /// Why a request to an object store failed.
 #[derive(Debug, thiserror::Error)]

@@ -19,7 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::bucket_error::BucketError;
 use crate::client::{ObjectClient, Retries};
 use crate::location::{Access, ObjectUri};
-use crate::store::{BucketFile, BucketStore, has_pool};
+use crate::store::{BucketFile, BucketStore, Opening, has_pool};
 use crate::{BucketSettings, ObjectError};
 
 /// Opens pools in object stores.
@@ -73,6 +73,13 @@ fn refused(path: &str, error: BucketError) -> StoreError {
             value: "0".to_owned(),
             wanted: format!("the most bytes of the pool to be made, as there is none at {path}"),
         },
+        BucketError::MayBeOpen { .. } => StoreError::Invalid {
+            field: "path",
+            value: path.to_owned(),
+            wanted: "a pool that a daemon of this machine has open, or `blockyard serve` or \
+                     --take-over: another machine may have this one open, and would lose it"
+                .to_owned(),
+        },
         error => StoreError::Io {
             doing: format!("cannot open the pool `{path}`"),
             source: io::Error::other(error),
@@ -106,7 +113,8 @@ fn lock(path: &str, directory: &Path) -> Result<File, StoreError> {
 impl RemotePools for Provider {
     fn is_pool(&self, path: &str) -> Result<bool, StoreError> {
         let (_, client) = connect(path).map_err(|error| refused(path, error))?;
-        has_pool(&client, self.runtime()?).map_err(|error| refused(path, error))
+        has_pool(&client, BucketSettings::default().keep_bytes, self.runtime()?)
+            .map_err(|error| refused(path, error))
     }
 
     fn superblock(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
@@ -144,18 +152,12 @@ impl RemotePools for Provider {
         let opened = match purpose {
             Purpose::ReadOnly => BucketStore::open_read_only(client, settings, runtime),
             Purpose::Use | Purpose::Overwrite => {
-                let is_there = || has_pool(&client, runtime);
-                if !parameters.take_over && is_there().map_err(|error| refused(path, error))? {
-                    return Err(StoreError::Invalid {
-                        field: "path",
-                        value: path.to_owned(),
-                        wanted: "a pool that a daemon of this machine has open, or --take-over: \
-                                 another machine may have this one open, and would lose it"
-                            .to_owned(),
-                    });
-                }
-                let capacity = Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0);
-                BucketStore::open(client, settings, Some(&cache), capacity, runtime)
+                let request = Opening {
+                    cache: Some(&cache),
+                    capacity_bytes: Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0),
+                    take_over: parameters.take_over,
+                };
+                BucketStore::open(client, settings, request, runtime)
             }
         };
         let store = opened.map_err(|error| refused(path, error))?;

@@ -65,6 +65,56 @@ pub(crate) async fn make(
     }
 }
 
+/// Whether a pool has neither a superblock nor a segment: its creation was interrupted.
+pub(crate) async fn is_empty(
+    client: &Arc<ObjectClient>,
+    manifest: &Manifest,
+    keep_bytes: usize,
+) -> Result<bool, BucketError> {
+    // A manifest of a later compaction says it without a look at the batches.
+    if manifest.superblock.is_some() {
+        return Ok(false);
+    }
+    let found = look_with_ends(client, keep_bytes).await?;
+    Ok(found.is_some_and(|(state, _)| has_no_files(&state)))
+}
+
+fn has_no_files(state: &State) -> bool {
+    let image = &state.current;
+    let count = image.segment_count() as u32;
+    image.superblock.is_none() && !(0..count).any(|number| image.has_segment(number))
+}
+
+/// Seals a pool that has neither a superblock nor a segment, so that its maker, if it still runs,
+/// can add none. Returns whether the pool is sealed and empty.
+///
+/// The seal takes the name of the next batch: if the maker was faster, its batch is there, and the
+/// pool is left alone.
+pub(crate) async fn seal_if_empty(
+    client: &Arc<ObjectClient>,
+    manifest: &Manifest,
+    writer: [u8; 16],
+    keep_bytes: usize,
+) -> Result<bool, BucketError> {
+    if manifest.superblock.is_some() {
+        return Ok(false);
+    }
+    let Some((state, ends)) = look_with_ends(client, keep_bytes).await? else { return Ok(false) };
+    if !has_no_files(&state) || state.manifest.id != manifest.id {
+        return Ok(false);
+    }
+    for EpochEnd { epoch, number, .. } in ends.iter().filter(|end| !end.is_sealed) {
+        let header = ObjectHeader { writer, epoch: *epoch, number: *number, ..state.header };
+        let name = ObjectId::batch(*epoch, *number).to_string();
+        if let Created::Taken(other) = client.create(&name, &header.seal().into()).await?
+            && ObjectHeader::parse(&other.bytes)?.0.kind != ObjectKind::Seal
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Opens a pool for use: fences the older openers, and replays their batches. `keep_bytes` is the
 /// length of batches that are not kept in memory.
 pub(crate) async fn open(
@@ -97,9 +147,11 @@ async fn take_epoch(
     writer: [u8; 16],
 ) -> Result<(Manifest, String), BucketError> {
     let (id, epoch) = (old.id, old.epoch.checked_add(1));
+    // A caller that takes over an empty pool changes its capacity.
+    let capacity_bytes = old.capacity_bytes;
     let epoch = epoch.ok_or(BucketError::Exhausted { what: "epochs" })?;
     loop {
-        let mut new = Manifest { writer, epoch, changes: old.changes + 1, ..old };
+        let mut new = Manifest { writer, epoch, changes: old.changes + 1, capacity_bytes, ..old };
         new.replays.push(Replay { epoch, first: 0, through: 0 });
         if new.replays.len() > REPLAYS_MAX {
             return Err(BucketError::Exhausted { what: "epochs to replay" });
@@ -129,6 +181,14 @@ pub(crate) async fn look(
     client: &Arc<ObjectClient>,
     keep_bytes: usize,
 ) -> Result<Option<State>, BucketError> {
+    Ok(look_with_ends(client, keep_bytes).await?.map(|(state, _)| state))
+}
+
+/// As [`look`]. Returns also where the epochs end.
+async fn look_with_ends(
+    client: &Arc<ObjectClient>,
+    keep_bytes: usize,
+) -> Result<Option<(State, Vec<EpochEnd>)>, BucketError> {
     for _ in 0..LOOKS_MAX {
         let Some(found) = manifest(client).await? else { return Ok(None) };
         let changes = found.0.changes;
@@ -136,7 +196,7 @@ pub(crate) async fn look(
         let Some((now, _)) = manifest(client).await? else { return Ok(None) };
         match read {
             Ok((state, ends)) if ends.iter().all(|end| end.is_certain(&now)) => {
-                return Ok(Some(state));
+                return Ok(Some((state, ends)));
             }
             Err(error) if now.changes == changes => return Err(error),
             Err(BucketError::Missing { .. }) | Ok(_) => {}

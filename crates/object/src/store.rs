@@ -60,8 +60,17 @@ type NewFiles = Arc<Mutex<BTreeMap<String, NewFile>>>;
 ///
 /// # Errors
 /// If the object store does not say so.
-pub(crate) fn has_pool(client: &ObjectClient, runtime: &Runtime) -> Result<bool, BucketError> {
-    Ok(runtime.block_on(recovery::manifest(client))?.is_some())
+pub(crate) fn has_pool(
+    client: &Arc<ObjectClient>,
+    keep_bytes: usize,
+    runtime: &Runtime,
+) -> Result<bool, BucketError> {
+    runtime.block_on(async {
+        match recovery::manifest(client).await? {
+            Some((manifest, _)) => Ok(!recovery::is_empty(client, &manifest, keep_bytes).await?),
+            None => Ok(false),
+        }
+    })
 }
 
 fn no_pool(client: &ObjectClient) -> BucketError {
@@ -80,6 +89,73 @@ async fn check_fence(client: &ObjectClient) -> Result<(), BucketError> {
     }
 }
 
+/// How a pool is opened for use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opening<'a> {
+    /// The directory of the cache.
+    pub cache: Option<&'a Path>,
+    /// Most bytes of a pool that this opening makes; `None`: an existing pool is expected.
+    pub capacity_bytes: Option<u64>,
+    /// Take over a pool that another process may have open. Without it such a pool is refused.
+    pub take_over: bool,
+}
+
+impl Opening<'_> {
+    /// The capacity of the pool to be made.
+    fn capacity(&self, client: &ObjectClient) -> Result<u64, BucketError> {
+        let capacity = self.capacity_bytes.ok_or_else(|| no_pool(client))?;
+        check_capacity(capacity)?;
+        Ok(capacity)
+    }
+
+    /// Finds the pool, or makes it. Returns its manifest, and the entity tag of it.
+    async fn find(
+        &self,
+        client: &Arc<ObjectClient>,
+        (id, writer): ([u8; 16], [u8; 16]),
+        keep_bytes: usize,
+    ) -> Result<(Manifest, String), BucketError> {
+        let found = match recovery::manifest(client).await? {
+            Some(found) => found,
+            None => {
+                let capacity = self.capacity(client)?;
+                check_fence(client).await?;
+                let made = recovery::make(client, (id, writer), capacity).await?;
+                if made.0.id == id {
+                    return Ok(made);
+                }
+                // Another opener made a pool meanwhile.
+                made
+            }
+        };
+        let is_same = self.capacity_bytes.is_none_or(|bytes| bytes == found.0.capacity_bytes);
+        if self.take_over && is_same {
+            return Ok(found);
+        }
+        // The remains of an interrupted creation are no pool.
+        if recovery::seal_if_empty(client, &found.0, writer, keep_bytes).await? {
+            let capacity_bytes = self.capacity(client)?;
+            return Ok((Manifest { capacity_bytes, ..found.0 }, found.1));
+        }
+        match self.take_over {
+            true => Ok(found),
+            false => Err(BucketError::MayBeOpen { place: client.title().to_owned() }),
+        }
+    }
+}
+
+fn check_capacity(capacity: u64) -> Result<(), StoreError> {
+    let least = SEGMENTS_MIN * u64::from(SEGMENT_BYTES_MIN);
+    match capacity >= least {
+        true => Ok(()),
+        false => Err(StoreError::Invalid {
+            field: "pool_size",
+            value: capacity.to_string(),
+            wanted: format!("{least} bytes or more"),
+        }),
+    }
+}
+
 /// A pool in an object store. This process has it until another one opens it.
 #[derive(Debug)]
 pub struct BucketStore {
@@ -91,17 +167,16 @@ pub struct BucketStore {
 }
 
 impl BucketStore {
-    /// Opens a pool for use, or makes one of `capacity_bytes` where there is none. Older openers
-    /// are fenced: none of their writes is acknowledged after that.
+    /// Opens a pool for use, or makes one where there is none. Older openers are fenced: none of
+    /// their writes is acknowledged after that.
     ///
     /// # Errors
     /// If the object store refuses a request, an object is damaged, or another opener is faster. If
-    /// there is no pool and no capacity.
+    /// there is no pool and no capacity, or there is one that may not be taken over.
     pub fn open(
         client: Arc<ObjectClient>,
         settings: BucketSettings,
-        cache: Option<&Path>,
-        capacity_bytes: Option<u64>,
+        request: Opening<'_>,
         runtime: &Arc<Runtime>,
     ) -> Result<BucketStore, BucketError> {
         let fresh = || {
@@ -109,17 +184,10 @@ impl BucketStore {
             blockyard_os::fresh_id().map_err(failed)
         };
         let (id, writer) = (fresh()?, fresh()?);
-        let find = async {
-            if let Some(found) = recovery::manifest(&client).await? {
-                return Ok(found);
-            }
-            let capacity = capacity_bytes.ok_or_else(|| no_pool(&client))?;
-            check_fence(&client).await?;
-            recovery::make(&client, (id, writer), capacity).await
-        };
-        let found: (Manifest, String) = runtime.block_on(find)?;
+        let find = request.find(&client, (id, writer), settings.keep_bytes);
+        let found = runtime.block_on(find)?;
         let has = found.0.capacity_bytes;
-        if let Some(wanted) = capacity_bytes
+        if let Some(wanted) = request.capacity_bytes
             && wanted != has
         {
             let (field, value) = ("pool_size", wanted.to_string());
@@ -128,7 +196,7 @@ impl BucketStore {
         }
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
-        let cache = cache.map(open).transpose()?;
+        let cache = request.cache.map(open).transpose()?;
         let opening = recovery::open(&client, found, writer, settings.keep_bytes);
         let state = runtime.block_on(opening)?;
         let store = BucketStore::of(client, settings, cache, state, runtime);
@@ -306,15 +374,7 @@ impl StoreLocation for BucketStore {
             return Ok(wanted);
         }
         let capacity = self.journal.state().manifest.capacity_bytes;
-        let least = SEGMENTS_MIN * u64::from(SEGMENT_BYTES_MIN);
-        if capacity < least {
-            let wanted = format!("{least} bytes or more");
-            return Err(StoreError::Invalid {
-                field: "pool_size",
-                value: capacity.to_string(),
-                wanted,
-            });
-        }
+        check_capacity(capacity)?;
         let wanted_bytes = wanted.segment_bytes.min(self.journal.settings.segment_bytes);
         let segment_bytes = shorter(wanted_bytes, capacity, SEGMENTS_WANTED, SEGMENT_BYTES_MIN);
         Ok(Layout { segment_bytes, ..wanted })

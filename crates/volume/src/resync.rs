@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use blockyard_store::mirror::locations;
 use blockyard_store::mirror::{Resync, ResyncStatus, Resynced};
+use blockyard_store::remote::is_remote;
 use blockyard_store::{Mirror, SegmentStore, StoreError, StoreLocation as _};
 
 use crate::error::VolumeError;
@@ -369,6 +370,11 @@ impl Running {
     ) -> Result<(), VolumeError> {
         let segments = self.pool().segments();
         let mirror = segments.directory();
+        if is_remote(&mirror.path()) {
+            let value = mirror.path().display().to_string();
+            let wanted = "a pool on a disk or in a directory: one in an object store has one copy";
+            return Err(VolumeError::Invalid { field: "pool", value, wanted: wanted.to_owned() });
+        }
         mirror.check_join(new, replaces)?;
         let bytes = |count: usize| (count as u64).saturating_mul(u64::from(segments.bytes()));
         let (used_bytes, count_max) = (bytes(segments.counts().all), segments.count_max());

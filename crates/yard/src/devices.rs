@@ -207,7 +207,7 @@ impl Devices {
     /// # Errors
     /// If the name is taken, there are too many devices, or the device cannot be opened.
     pub fn add(&self, spec: DeviceSpec) -> Result<DeviceEntry, YardError> {
-        self.add_by(spec, stack::open)
+        self.add_by(spec, stack::open_to_serve)
     }
 
     /// Opens devices, and exports them when all are open. A device is opened by the specification
@@ -511,7 +511,7 @@ impl Devices {
         }
         let done = work();
         let spec = if done.is_ok() { spec } else { released.spec };
-        let made = stack::open(&spec)?;
+        let made = stack::open_to_serve(&spec)?;
         self.enter(spec, index, made, suspended)?;
         done
     }

@@ -106,7 +106,17 @@ fn untuned(spec: &DeviceSpec) -> impl Iterator<Item = String> {
     notes.filter(move |_| is_none)
 }
 
-/// Opens the device.
+/// Whether a pool in an object store is taken over from a machine that may have it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakeOver {
+    /// Such a pool is refused.
+    Refused,
+    /// The daemon serves the pool.
+    Wanted,
+}
+
+/// Opens the device for a command. A pool in an object store is refused, because the daemon of
+/// another machine may have it open.
 ///
 /// # Errors
 /// If its parameters conflict, or the system refuses an operation that they need. Then nothing that
@@ -115,13 +125,23 @@ pub fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     open_with_zones::<AtomicZoneSet>(spec)
 }
 
-/// Opens the device. What this makes on disk is removed when the device is closed, unless the
-/// caller calls [`Made::keep`].
+/// Opens the device for the daemon, which takes over a pool in an object store.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_to_serve(spec: &DeviceSpec) -> Result<Made, StackError> {
+    let made = open_provisional(spec)?;
+    made.keep();
+    Ok(made)
+}
+
+/// Opens the device for the daemon, as [`open_to_serve`]. What this makes on disk is removed when
+/// the device is closed, unless the caller calls [`Made::keep`].
 ///
 /// # Errors
 /// As [`open`].
 pub(crate) fn open_provisional(spec: &DeviceSpec) -> Result<Made, StackError> {
-    open_with::<AtomicZoneSet>(spec)
+    open_with::<AtomicZoneSet>(spec, TakeOver::Wanted)
 }
 
 /// Opens the device with zones of type `Z`, to compare ways of locking them.
@@ -129,17 +149,17 @@ pub(crate) fn open_provisional(spec: &DeviceSpec) -> Result<Made, StackError> {
 /// # Errors
 /// As [`open`].
 pub fn open_with_zones<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
-    let made = open_with::<Z>(spec)?;
+    let made = open_with::<Z>(spec, TakeOver::Refused)?;
     made.keep();
     Ok(made)
 }
 
-fn open_with<Z: ZoneSet>(spec: &DeviceSpec) -> Result<Made, StackError> {
+fn open_with<Z: ZoneSet>(spec: &DeviceSpec, take_over: TakeOver) -> Result<Made, StackError> {
     let mut made = match spec.kind().name {
         "null" => null::open::<Z>(spec)?,
         "smr" => smr::open(spec)?,
         "ram" => ram::open(spec)?,
-        "volume" => volume::open(spec)?,
+        "volume" => volume::open(spec, take_over)?,
         "file" => file::open(spec)?,
         other => unreachable!("the table has the kind `{other}`, and nothing makes it"),
     };

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Retries};
+use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Opening, Retries};
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
@@ -146,7 +146,8 @@ pub(crate) fn open_store(
     cache: Option<&Path>,
 ) -> Result<BucketStore, BucketError> {
     let client = ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default());
-    BucketStore::open(Arc::new(client), settings(), cache, Some(64 << 20), &runtime())
+    let request = Opening { cache, capacity_bytes: Some(64 << 20), take_over: true };
+    BucketStore::open(Arc::new(client), settings(), request, &runtime())
 }
 
 impl Machine {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Retries};
+use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Opening, Retries};
 use blockyard_store::{SegmentFiles as _, StoreFile as _};
 use blockyard_testing::seed::Seed;
 use blockyard_volume_format::object::manifest::Manifest;
@@ -16,7 +16,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 
 use crate::connection::{Connection, Moment};
-use crate::machine::{formatted, runtime, settings};
+use crate::machine::{formatted, open_store, runtime, settings};
 use crate::recovery::objects;
 
 const SEGMENT_BYTES: usize = 16 << 10;
@@ -44,7 +44,8 @@ fn open_at(
     settings: BucketSettings,
     cache: Option<&Path>,
 ) -> Result<BucketStore, BucketError> {
-    BucketStore::open(client(connection), settings, cache, None, &runtime())
+    let request = Opening { cache, capacity_bytes: None, take_over: true };
+    BucketStore::open(client(connection), settings, request, &runtime())
 }
 
 fn open_read_only(store: &Arc<InMemory>) -> Result<BucketStore, BucketError> {
@@ -228,6 +229,74 @@ fn a_path_without_a_pool_is_named_and_nothing_is_made() {
         assert!(matches!(&error, BucketError::NoPool { .. }), "{error}");
     }
     assert!(objects(&store).is_empty());
+}
+
+/// Opens a pool that no other process may have open, or makes one.
+fn open_alone(connection: &Connection, capacity_bytes: u64) -> Result<BucketStore, BucketError> {
+    let capacity_bytes = Some(capacity_bytes);
+    let request = Opening { capacity_bytes, ..Opening::default() };
+    BucketStore::open(client(connection), settings(), request, &runtime())
+}
+
+/// Makes the superblock durable.
+fn make_superblock(pool: &BucketStore) -> std::io::Result<()> {
+    pool.create("new", 512)?;
+    pool.rename("new", "superblock")?;
+    pool.sync_names()
+}
+
+/// The bug: "no pool" was checked before the preflight, which takes seconds. A pool that another
+/// opener made meanwhile was taken over without consent.
+#[test]
+fn a_pool_that_is_made_at_any_request_of_an_opener_is_not_taken_over() {
+    let formatted = formatted();
+    let mut count = 0;
+    for number in 1.. {
+        let store = Arc::new(InMemory::new());
+        let connection = Connection::new(&store);
+        let other = Arc::new(Mutex::new(None));
+        let (result, into, from) = (Arc::clone(&other), Arc::clone(&store), formatted.clone());
+        let run = move || {
+            // If this opener has made its pool, the other one finds it.
+            if !objects(&into).contains_key("manifest") {
+                for name in names(&from, "") {
+                    replace(&into, &name, object(&from, &name));
+                }
+            }
+            let pool = open_store(&Connection::new(&into), None).unwrap();
+            make_superblock(&pool).unwrap();
+            *result.lock().unwrap() = Some(pool);
+        };
+        connection.plan().hook = Some((Moment::Before(number), Box::new(run)));
+        let opened = open_alone(&connection, 64 << 20);
+        let Some(other) = other.lock().unwrap().take() else { break };
+        count += 1;
+        let still_writes = make_superblock(&other);
+        assert!(still_writes.is_ok(), "request {number}: {opened:?} ended the other opener");
+    }
+    assert!(count > 10, "{count} requests");
+}
+
+#[test]
+fn an_interrupted_creation_can_be_repeated_with_another_capacity() {
+    let store = Arc::new(InMemory::new());
+    let connection = Connection::new(&store);
+    let error = open_alone(&connection, 1 << 20).unwrap_err().to_string();
+    assert!(error.starts_with("invalid pool_size `1048576`: expected 67108864 bytes"), "{error}");
+    assert!(objects(&store).is_empty(), "a refused creation leaves objects");
+
+    let first = open_alone(&connection, 1 << 40).unwrap();
+    let error = open_read_only(&store).map(|pool| pool.names().unwrap());
+    assert!(error.is_ok_and(|names| names.is_empty()));
+    // The first maker might still run: it gets an error.
+    let second = open_alone(&connection, 64 << 20).unwrap();
+    assert!(make_superblock(&first).is_err());
+    assert_eq!(manifest(&store).capacity_bytes, 64 << 20);
+    make_superblock(&second).unwrap();
+
+    let third = open_alone(&connection, 64 << 20);
+    assert!(matches!(third, Err(BucketError::MayBeOpen { .. })), "{third:?}");
+    make_superblock(&second).unwrap();
 }
 
 /// The cache is opened before the pool is taken over.

@@ -3,6 +3,7 @@
 use super::{DeviceKind, Param, ValueForm};
 
 const KIB: u64 = 1 << 10;
+const TIB: u64 = 1 << 40;
 const PIB: u64 = 1 << 50;
 
 /// Largest device, in bytes.
@@ -473,7 +474,7 @@ const VOLUME: &[Param] = &[
         "the directory with the cache of a pool in an object store; empty: one in the state \
          directory",
     ),
-    param("cache_size", size(0, PIB), "0", "most bytes of that cache; 0: 4g"),
+    param("cache_size", size(0, 4 * TIB), "0", "most bytes of that cache; 0: 4g"),
     param(
         "key_file",
         PATH,

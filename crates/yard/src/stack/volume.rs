@@ -10,7 +10,7 @@ use blockyard_volume::{
     Compression, Running, SecretFile, SyncMode, Volume, VolumeConfig, VolumeError,
 };
 
-use super::{Conventional, Made, as_given, with_delay};
+use super::{Conventional, Made, TakeOver, as_given, with_delay};
 use crate::error::StackError;
 use crate::param::shown;
 use crate::paths;
@@ -18,9 +18,11 @@ use crate::scrubs::parse_schedule;
 use crate::spec::DeviceSpec;
 
 /// Opens the device.
-pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
-    let opened = config(spec)
-        .and_then(|config| Volume::open_provisional(config, blockyard_volume::Options::default()));
+pub(super) fn open(spec: &DeviceSpec, take_over: TakeOver) -> Result<Made, StackError> {
+    let opened = config(spec).and_then(|mut config| {
+        config.remote.take_over = take_over == TakeOver::Wanted;
+        Volume::open_provisional(config, blockyard_volume::Options::default())
+    });
     let volume = opened.map_err(|error| refused(spec, error))?;
     let (pool, provisional) = (Some(Arc::clone(volume.running())), volume.provisional().clone());
     if spec.is_set("resync_rate") {
@@ -129,7 +131,7 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
             cache: spec.text("cache").map(PathBuf::from),
             cache_bytes: spec.number("cache_size"),
             capacity_bytes: spec.number("pool_size"),
-            take_over: true,
+            take_over: false,
         },
         secret: secret(spec)?,
     })
