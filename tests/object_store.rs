@@ -1,6 +1,8 @@
 //! A pool in an object store through the whole program: it outlives its machine, and the machine
 //! that had it acknowledges nothing after another one has taken it over.
 
+use std::path::Path;
+
 use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
 use blockyard_testing::s3_witness::S3Witness;
 
@@ -30,9 +32,13 @@ fn serve(store: &S3Server, more: &str) -> Yard {
 
 /// Runs a command on another machine.
 fn command(store: &S3Server, args: &[&str]) -> Run {
-    let elsewhere = Place::new();
+    command_at(Place::new().path(), store, args)
+}
+
+/// Runs a command on the machine that has its files in a folder.
+fn command_at(folder: &Path, store: &S3Server, args: &[&str]) -> Run {
     let mut line = env_of(store);
-    let folder = elsewhere.path().display();
+    let folder = folder.display();
     line.extend([format!("XDG_STATE_HOME={folder}"), format!("XDG_RUNTIME_DIR={folder}")]);
     line.push(BLOCKYARD.to_owned());
     line.extend(args.iter().map(|arg| (*arg).to_owned()));
@@ -155,6 +161,37 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     command(&store, &["volume", "check", POOL]).ok();
     let strange = |name: &String| !name.starts_with("pool/");
     assert!(!witness.list("").iter().any(strange), "objects outside of the prefix");
+}
+
+/// The bug: a command found the daemon by the URI of the pool alone, and changed the pool of the
+/// same URI in another object store.
+#[test]
+fn a_command_changes_the_pool_of_its_own_store() {
+    let folders = [Place::new(), Place::new()];
+    let [Some(one), Some(two)] = folders.each_ref().map(|it| S3Program::Versitygw.start(it.path()))
+    else {
+        return;
+    };
+    let start = |store: &S3Server| S3Witness::start(&store.endpoint(), "vol");
+    let (Some(_first), Some(_second)) = (start(&one), start(&two)) else { return };
+    let mut yard = serve(&one, "&pool_size=2G&size=64M");
+    let machine = Path::new(&yard.control()).parent().unwrap().to_owned();
+    let create = ["volume", "create", POOL, "v0", "--size", "64M", "--pool-size", "2G"];
+    command_at(&machine, &two, &create).ok();
+    let snapshot = |name: &str, store| {
+        let snapshot = ["volume", "snapshot", POOL, name];
+        command_at(&machine, store, &snapshot)
+    };
+    snapshot("v0@one", &one).ok();
+    snapshot("v0@two", &two).fails().says(&["or --take-over: another machine may have"]);
+    command_at(&machine, &two, &["volume", "snapshot", POOL, "v0@two", "--take-over"]).ok();
+    for (store, its_own, other) in [(&one, "v0@one", "v0@two"), (&two, "v0@two", "v0@one")] {
+        let listed = command_at(&machine, store, &["volume", "list", "-t", "all", POOL]).ok();
+        assert!(listed.out.contains(its_own) && !listed.out.contains(other), "{listed}");
+    }
+    nbdsh(&yard.uri("v0"), "import nbd\nh.pwrite(b'x' * 4096, 0, nbd.CMD_FLAG_FUA)");
+    yard.signal("TERM");
+    yard.end();
 }
 
 #[test]

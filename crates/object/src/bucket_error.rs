@@ -35,6 +35,12 @@ pub enum BucketError {
         /// The place of the pool.
         place: String,
     },
+    /// Another process has just made a pool at this place.
+    #[error("another process has just made a pool in `{place}`; try again")]
+    Replaced {
+        /// The place of the pool.
+        place: String,
+    },
     /// An object that the manifest names is not there.
     #[error("`{name}` is missing from the object store; restore the object")]
     Missing {

@@ -38,7 +38,8 @@ use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
-use crate::object_reader::ObjectReader;
+use crate::object_reader::{ObjectReader, ReadError};
+use crate::recovery;
 use crate::{BucketSettings, ObjectError};
 
 /// An opener that finds more epochs to replay compacts the pool before it uses it.
@@ -547,7 +548,19 @@ impl Journal {
             }
             None => from..from + len,
         };
-        let (first, bytes) = runtime.block_on(self.reader.read(object, range))?;
+        let read = runtime.block_on(async {
+            let read = self.reader.read(object, range).await;
+            if let Err(ReadError::Missing(_)) = read {
+                self.check_manifest().await;
+            }
+            read
+        });
+        if read.is_err()
+            && let Some(error) = self.failure()
+        {
+            return Err(error);
+        }
+        let (first, bytes) = read?;
         let start = (from - first) as usize;
         let range = start..start + into.len();
         into.copy_from_slice(bytes.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -555,6 +568,19 @@ impl Journal {
             cache.insert(object, (first / CHUNK_BYTES as u64) as u32, &bytes);
         }
         Ok(())
+    }
+}
+
+impl Journal {
+    /// Ends the journal if another process has replaced the manifest: an object that is missing was
+    /// then removed by a compaction, and is not lost.
+    async fn check_manifest(&self) {
+        let known = self.state().manifest.changes;
+        if let Ok(Some((manifest, _))) = recovery::manifest(&self.client).await
+            && manifest.changes > known
+        {
+            self.fail("the pool changes while it is read: its writer has removed an object");
+        }
     }
 }
 

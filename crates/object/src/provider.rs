@@ -6,20 +6,20 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use blockyard_store::remote::{RemoteFile, RemoteParameters, RemotePools, RemoteStore};
 use blockyard_store::{
     EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
     SegmentStore as _, StoreError, StoreFile as _, StoreLocation,
 };
-use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::superblock;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::bucket_error::BucketError;
 use crate::client::{ObjectClient, Retries};
 use crate::location::{Access, ObjectUri};
-use crate::store::{BucketFile, BucketStore, Opening, has_pool};
+use crate::store::{BucketFile, BucketStore, Opening, has_pool, pool_id};
 use crate::{BucketSettings, ObjectError};
 
 /// Opens pools in object stores.
@@ -53,10 +53,10 @@ impl Provider {
         Ok(self.runtime.get_or_init(|| made))
     }
 
-    /// The directory of a pool.
-    fn directory_of(&self, uri: &ObjectUri) -> PathBuf {
-        let name = format!("{:016x}", crc(uri.to_string().as_bytes()));
-        (self.state_directory)().join("object").join(name)
+    /// The directory of a pool. Pools of several object stores may have the same URI, so it is
+    /// named by the ID of the pool.
+    fn directory_of(&self, id: [u8; 16]) -> PathBuf {
+        (self.state_directory)().join("object").join(format!("{:032x}", u128::from_be_bytes(id)))
     }
 }
 
@@ -87,10 +87,29 @@ fn refused(path: &str, error: BucketError) -> StoreError {
     }
 }
 
-fn connect(path: &str) -> Result<(ObjectUri, Arc<ObjectClient>), BucketError> {
+fn connect(path: &str) -> Result<Arc<ObjectClient>, BucketError> {
     let uri = ObjectUri::parse(path)?;
     let client = ObjectClient::connect(&uri, &Access::from_env()?, Retries::default())?;
-    Ok((uri, Arc::new(client)))
+    Ok(Arc::new(client))
+}
+
+/// How often an opener tries to lock a pool. A reader holds the lock for a moment.
+const LOCK_TRIES_MAX: usize = 20;
+
+/// The pause between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Refuses a pool that another process of this machine has open. A reader keeps no lock, so that it
+/// excludes no opener.
+fn check_unlocked(path: &str, directory: &Path) -> Result<(), StoreError> {
+    let name = directory.join("owner");
+    match File::open(&name) {
+        Ok(file) if file.try_lock_shared().is_err() => {
+            Err(StoreError::InUse { path: path.into(), lock_owner: LockOwner::read(&name) })
+        }
+        // A pool without a lock file is open nowhere here.
+        _ => Ok(()),
+    }
 }
 
 /// Locks the pool for this process.
@@ -102,7 +121,13 @@ fn lock(path: &str, directory: &Path) -> Result<File, StoreError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(&name).map_err(failed)?;
-    if file.try_lock().is_err() {
+    let mut tries = 1;
+    while file.try_lock().is_err() {
+        if tries < LOCK_TRIES_MAX {
+            tries += 1;
+            std::thread::sleep(LOCK_PAUSE);
+            continue;
+        }
         let lock_owner = LockOwner::read(&name);
         return Err(StoreError::InUse { path: path.into(), lock_owner });
     }
@@ -112,13 +137,13 @@ fn lock(path: &str, directory: &Path) -> Result<File, StoreError> {
 
 impl RemotePools for Provider {
     fn is_pool(&self, path: &str) -> Result<bool, StoreError> {
-        let (_, client) = connect(path).map_err(|error| refused(path, error))?;
+        let client = connect(path).map_err(|error| refused(path, error))?;
         has_pool(&client, BucketSettings::default().keep_bytes, self.runtime()?)
             .map_err(|error| refused(path, error))
     }
 
     fn superblock(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let (_, client) = connect(path).map_err(|error| refused(path, error))?;
+        let client = connect(path).map_err(|error| refused(path, error))?;
         let settings = BucketSettings::default();
         let store = match BucketStore::open_read_only(client, settings, self.runtime()?) {
             Err(BucketError::NoPool { .. }) => return Ok(None),
@@ -140,19 +165,27 @@ impl RemotePools for Provider {
         purpose: Purpose,
         parameters: &RemoteParameters,
     ) -> Result<Box<dyn RemoteStore>, StoreError> {
-        let (uri, client) = connect(path).map_err(|error| refused(path, error))?;
-        let directory = self.directory_of(&uri);
-        let lock = lock(path, &directory)?;
+        let client = connect(path).map_err(|error| refused(path, error))?;
+        let runtime = self.runtime()?;
+        let found = pool_id(&client, runtime).map_err(|error| refused(path, error))?;
+        let failed = |source| StoreError::Io { doing: "cannot draw a number".into(), source };
+        let id = found.map_or_else(|| blockyard_os::fresh_id().map_err(failed), Ok)?;
+        let directory = self.directory_of(id);
+        let is_read_only = purpose == Purpose::ReadOnly;
+        let lock = match is_read_only {
+            true => check_unlocked(path, &directory).map(|()| None)?,
+            false => Some(lock(path, &directory)?),
+        };
         let mut settings = BucketSettings::default();
         if parameters.cache_bytes > 0 {
             settings.cache_bytes = parameters.cache_bytes;
         }
         let cache = parameters.cache.clone().unwrap_or_else(|| directory.join("cache"));
-        let runtime = self.runtime()?;
         let opened = match purpose {
             Purpose::ReadOnly => BucketStore::open_read_only(client, settings, runtime),
             Purpose::Use | Purpose::Overwrite => {
                 let request = Opening {
+                    id: Some(id),
                     cache: Some(&cache),
                     capacity_bytes: Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0),
                     take_over: parameters.take_over,
@@ -165,17 +198,17 @@ impl RemotePools for Provider {
     }
 }
 
-/// A pool in an object store, locked for this process.
+/// A pool in an object store, which this process has locked unless it only reads.
 #[derive(Debug)]
 struct LockedStore {
     store: BucketStore,
-    lock: File,
+    lock: Option<File>,
 }
 
 impl Drop for LockedStore {
     fn drop(&mut self) {
         // An entry that remains is ignored once the lock is released.
-        _ = LockOwner::default().write(&self.lock);
+        _ = self.lock.as_ref().map(|lock| LockOwner::default().write(lock));
     }
 }
 
@@ -219,7 +252,10 @@ impl RemoteStore for LockedStore {
     }
 
     fn announce(&self, control: &Path) -> io::Result<()> {
-        LockOwner::this(Some(control)).write(&self.lock)
+        match &self.lock {
+            Some(lock) => LockOwner::this(Some(control)).write(lock),
+            None => Ok(()),
+        }
     }
 }
 

@@ -73,6 +73,17 @@ pub(crate) fn has_pool(
     })
 }
 
+/// The ID of the pool, if there is one.
+///
+/// # Errors
+/// If the object store does not say so.
+pub(crate) fn pool_id(
+    client: &ObjectClient,
+    runtime: &Runtime,
+) -> Result<Option<[u8; 16]>, BucketError> {
+    Ok(runtime.block_on(recovery::manifest(client))?.map(|(manifest, _)| manifest.id))
+}
+
 fn no_pool(client: &ObjectClient) -> BucketError {
     BucketError::NoPool { place: client.title().to_owned() }
 }
@@ -92,6 +103,8 @@ async fn check_fence(client: &ObjectClient) -> Result<(), BucketError> {
 /// How a pool is opened for use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Opening<'a> {
+    /// The ID of the pool that was found, or of the one that this opening makes; `None`: any.
+    pub id: Option<[u8; 16]>,
     /// The directory of the cache.
     pub cache: Option<&'a Path>,
     /// Most bytes of a pool that this opening makes; `None`: an existing pool is expected.
@@ -128,6 +141,10 @@ impl Opening<'_> {
                 made
             }
         };
+        // This process has locked another pool.
+        if self.id.is_some_and(|id| id != found.0.id) {
+            return Err(BucketError::Replaced { place: client.title().to_owned() });
+        }
         let is_same = self.capacity_bytes.is_none_or(|bytes| bytes == found.0.capacity_bytes);
         if self.take_over && is_same {
             return Ok(found);
@@ -183,7 +200,7 @@ impl BucketStore {
             let failed = |source| StoreError::Io { doing: "cannot draw a number".into(), source };
             blockyard_os::fresh_id().map_err(failed)
         };
-        let (id, writer) = (fresh()?, fresh()?);
+        let (id, writer) = (request.id.map_or_else(fresh, Ok)?, fresh()?);
         let find = request.find(&client, (id, writer), settings.keep_bytes);
         let found = runtime.block_on(find)?;
         let has = found.0.capacity_bytes;

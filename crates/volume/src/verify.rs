@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blockyard_store::buffer::{Buffer, Memory};
 use blockyard_store::mirror::{CopyStatus, VerifyPool};
-use blockyard_store::{Mirror, SegmentStore, StoreFile};
+use blockyard_store::{Mirror, SegmentStore, StoreError, StoreFile, StoreLocation as _};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Entry, STORED_MAX};
 use blockyard_volume_format::sealed::encrypted_len;
@@ -89,6 +89,9 @@ pub fn verify<D: SegmentStore>(
         });
     }
     verifier.counts();
+    // What the writer of the pool has removed meanwhile is no damage.
+    let checked = segments.directory().check_location();
+    checked.map_err(|source| StoreError::Io { doing: "cannot verify the pool".into(), source })?;
     let volumes = volumes.by_id.len() as u64;
     let copies = segments.directory().copy_status();
     let unused_groups = unused_groups as u64;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockyard_store::remote::RemoteParameters;
+use blockyard_store::remote::{RemoteParameters, is_remote};
 use blockyard_store::{LockOwner, PoolBacking, PoolPaths, StoreError, is_pool, no_pool};
 use blockyard_volume::{Options, ReadOnlyPool, Running, VolumeError};
 use blockyard_volume_admin::space::list_read_only;
@@ -189,9 +189,11 @@ fn held(
     lock_owner: LockOwner,
 ) -> Result<(Client, PathBuf), Failure> {
     let path = path.canonicalize().unwrap_or(path);
-    let usual = paths::control_socket();
+    // The usual yard may have another pool of the same URI open, in another object store. The owner
+    // of the lock has this one.
+    let usual = Some(paths::control_socket()).filter(|_| !is_remote(&path));
     let mut why = String::new();
-    for control in lock_owner.control.iter().chain([&usual]) {
+    for control in lock_owner.control.iter().chain(&usual) {
         let client = client_of(control, talk);
         match client.volumes(Some(&path)) {
             Ok(_) => return Ok((client, path)),

@@ -146,7 +146,8 @@ pub(crate) fn open_store(
     cache: Option<&Path>,
 ) -> Result<BucketStore, BucketError> {
     let client = ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default());
-    let request = Opening { cache, capacity_bytes: Some(64 << 20), take_over: true };
+    let request =
+        Opening { cache, capacity_bytes: Some(64 << 20), take_over: true, ..Opening::default() };
     BucketStore::open(Arc::new(client), settings(), request, &runtime())
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Opening, Retries};
-use blockyard_store::{SegmentFiles as _, StoreFile as _};
+use blockyard_store::{SegmentFiles as _, StoreFile as _, StoreLocation as _};
 use blockyard_testing::seed::Seed;
 use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::segment_name;
@@ -44,7 +44,7 @@ fn open_at(
     settings: BucketSettings,
     cache: Option<&Path>,
 ) -> Result<BucketStore, BucketError> {
-    let request = Opening { cache, capacity_bytes: None, take_over: true };
+    let request = Opening { cache, take_over: true, ..Opening::default() };
     BucketStore::open(client(connection), settings, request, &runtime())
 }
 
@@ -219,6 +219,31 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
         let found = contents(&reader.unwrap());
         assert_eq!(Some(found), expected.lock().unwrap().take(), "{moment:?}");
     }
+}
+
+/// The bug: a check took what the writer's compaction had removed for damage.
+#[test]
+fn a_reader_says_that_the_writer_has_removed_what_it_reads() {
+    let store = with_segments(4);
+    let writer = open(&store, settings());
+    for number in 0..40 {
+        write(&writer, usize::from(number) % 4, number).unwrap();
+    }
+    let reader = open_read_only(&store).unwrap();
+    let read = |segment| {
+        let file = reader.open(&segment_name(segment)).unwrap().unwrap();
+        let mut bytes = vec![0; SEGMENT_BYTES];
+        file.read_at(0, &mut bytes)
+    };
+    assert!((0..4).all(|segment| read(segment).is_ok()));
+    for number in 0..200 {
+        write(&writer, usize::from(number) % 4, number).unwrap();
+    }
+    let errors: Vec<String> =
+        (0..4).filter_map(|segment| read(segment).err()).map(|it| it.to_string()).collect();
+    assert!(!errors.is_empty(), "no object was removed");
+    assert!(errors.iter().all(|it| it.contains("changes while it is read")), "{errors:?}");
+    assert!(reader.check_location().is_err());
 }
 
 #[test]
