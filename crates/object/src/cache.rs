@@ -84,8 +84,9 @@ impl ObjectCache {
         let lock = open("lock")?;
         lock.try_lock().map_err(|_| StoreError::InUse {
             path: PathBuf::from(path),
-            lock_owner: LockOwner::default(),
+            lock_owner: LockOwner::read(&path.join("lock")),
         })?;
+        LockOwner::this(None).write(&lock).map_err(failed("lock"))?;
         let slots = usize::try_from(bytes / CHUNK_BYTES as u64).unwrap_or(usize::MAX).max(1);
         let (chunks, index_file) = (open("chunks")?, open("index")?);
         let index = read_index(&index_file, slots, pool).map_err(failed("read"))?;
@@ -282,7 +283,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let open = |pool, slots| ObjectCache::open(place.path(), slots * CHUNK, pool).unwrap();
         let cache = open(1, 8);
-        assert!(ObjectCache::open(place.path(), CHUNK, 1).is_err(), "another process has it");
+        let error = ObjectCache::open(place.path(), CHUNK, 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         let len = 2 * CHUNK_BYTES + 100;
         cache.insert(object(3), 0, &bytes(3, len));
         assert!(has(&cache, 3, len) && has(&cache, 3, 5) && !has(&cache, 4, 5));

@@ -32,6 +32,7 @@ use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::cache::ObjectCache;
@@ -59,6 +60,8 @@ pub(crate) struct Journal {
     /// has work.
     changed: Notify,
     handle: Handle,
+    /// The uploads and the compaction that run. Each has this journal, and so the cache.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// The batch that takes writes.
@@ -301,6 +304,7 @@ impl Journal {
             state: Mutex::new(state),
             changed: Notify::new(),
             handle,
+            tasks: Mutex::default(),
         }
     }
 
@@ -322,6 +326,25 @@ impl Journal {
         }
         drop(state);
         self.signal();
+    }
+
+    /// Ends the uploads and the compaction, as if the process had ended. Then the pool can be
+    /// opened again.
+    pub(crate) fn close(&self, runtime: &Runtime) {
+        self.state().failed.get_or_insert_with(|| "the pool is closed".into());
+        self.signal();
+        let mut tasks = std::mem::take(&mut *self.tasks());
+        runtime.block_on(tasks.shutdown());
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(task, &self.handle);
     }
 
     /// Wakes all threads that wait for a change.
@@ -419,7 +442,7 @@ impl Journal {
                 let number = first + index as u64;
                 let (journal, bytes) = (Arc::clone(self), upload.bytes.clone());
                 let object = ObjectId::batch(header.epoch, number);
-                self.handle.spawn(async move { journal.upload(object, bytes).await });
+                self.spawn(async move { journal.upload(object, bytes).await });
             }
         }
     }
@@ -483,7 +506,7 @@ impl Journal {
         }
         state.is_compacting = true;
         let journal = Arc::clone(self);
-        self.handle.spawn(async move {
+        self.spawn(async move {
             let _ends = EndsByPanic(&journal);
             compaction::run(&journal).await;
             let mut state = journal.state();

@@ -216,9 +216,10 @@ impl BucketStore {
         let cache = request.cache.map(open).transpose()?;
         let opening = recovery::open(&client, found, writer, settings.keep_bytes);
         let state = runtime.block_on(opening)?;
-        let store = BucketStore::of(client, settings, cache, state, runtime);
+        let mut store = BucketStore::of(client, settings, cache, state, runtime);
+        store.writes = true;
         store.journal.begin(runtime);
-        Ok(BucketStore { writes: true, ..store })
+        Ok(store)
     }
 
     /// Opens a pool for reading only; nothing changes, and its writer is not fenced.
@@ -302,6 +303,13 @@ impl BucketStore {
         self.check_writes()?;
         let batches = self.journal.begin_sync();
         self.journal.end_sync(&self.runtime, batches)
+    }
+}
+
+impl Drop for BucketStore {
+    /// A compaction would keep the cache, and replace the manifest under the next opener.
+    fn drop(&mut self) {
+        self.journal.close(&self.runtime);
     }
 }
 

@@ -127,7 +127,7 @@ impl Connection {
 }
 
 /// Lets time pass on the clock of the machine, which jumps while nothing else runs.
-async fn pass(time: Duration) {
+pub(crate) async fn pass(time: Duration) {
     _ = tokio::time::timeout(time, std::future::pending::<()>()).await;
 }
 

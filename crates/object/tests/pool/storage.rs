@@ -15,7 +15,7 @@ use object_store::ObjectStoreExt as _;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 
-use crate::connection::{Connection, Moment};
+use crate::connection::{Connection, Moment, pass};
 use crate::machine::{formatted, open_store, runtime, settings};
 use crate::recovery::objects;
 
@@ -219,6 +219,40 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
         let found = contents(&reader.unwrap());
         assert_eq!(Some(found), expected.lock().unwrap().take(), "{moment:?}");
     }
+}
+
+/// The bug: a compaction kept the cache after its pool was closed.
+#[test]
+fn a_pool_is_opened_again_although_a_compaction_waits_for_the_store() {
+    let store = with_segments(4);
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let open = |connection: &Connection| {
+        let cache = Some(folder.path());
+        let request = Opening { cache, take_over: true, ..Opening::default() };
+        BucketStore::open(client(connection), settings(), request, &runtime)
+    };
+    let connection = Connection::new(&store);
+    let pool = open(&connection).unwrap();
+    let mut written = 0;
+    // The batch of each write is uploaded. What follows it, a compaction at last, gets no answer.
+    for number in 1..=20 {
+        let requests = connection.plan().requests;
+        connection.plan().cut_after = requests + 1;
+        if write(&pool, 0, number).is_err() {
+            break;
+        }
+        written = number;
+        // Lets the tasks run until they wait.
+        runtime.block_on(pass(Duration::from_millis(1)));
+        if connection.plan().requests > requests + 1 {
+            break;
+        }
+    }
+    assert!((1..20).contains(&written), "no compaction begins");
+    drop(pool);
+    let again = open(&Connection::new(&store)).unwrap();
+    assert_eq!(contents(&again)[0][usize::from(written) % 16 * 1024], written);
 }
 
 /// The bug: a check took what the writer's compaction had removed for damage.
