@@ -26,6 +26,7 @@ pub mod smr_append;
 pub mod socket_waits;
 pub mod sync_writes;
 pub mod vhost;
+pub mod volume_encryption;
 pub mod volume_limits;
 pub mod zone_append;
 pub mod zone_gate;

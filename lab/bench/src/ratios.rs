@@ -8,7 +8,7 @@ use crate::experiments::{
     clock, file, file_vhost, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme,
     nvme_threads, observers, race, ram_kernel, ram_locks, scheduler, scheduler_kernel,
     scheduler_latency, scheduler_merge, schedulers, smr_append, socket_waits, sync_writes, vhost,
-    volume_limits, zone_append, zone_gate, zone_locks,
+    volume_encryption, volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -158,6 +158,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
     (smr_append::NAME, "the drive's times bound it, which are data"),
     (socket_waits::NAME, "its rows are compared with each other; the kernel's TCP bounds both"),
     (sync_writes::NAME, "the disk's write and sync bound it, which are the rows of `raw`"),
+    (volume_encryption::NAME, "its rows are compared with each other"),
     (volume_limits::NAME, "its limits are in it: the rows of `raw`, and times that are aimed at"),
     (vhost::NAME, "the wakes of two threads bound it, which no limit measures"),
     (scheduler_merge::NAME, "the device's 1 ms and its tags bound it, which are data"),

@@ -32,6 +32,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::socket_waits::NAME, experiments::socket_waits::build),
         (experiments::sync_writes::NAME, experiments::sync_writes::build),
         (experiments::vhost::NAME, experiments::vhost::build),
+        (experiments::volume_encryption::NAME, experiments::volume_encryption::build),
         (experiments::volume_limits::NAME, experiments::volume_limits::build),
         (experiments::zone_append::NAME, experiments::zone_append::build),
         (experiments::zone_gate::NAME, experiments::zone_gate::build),
