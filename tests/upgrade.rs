@@ -46,7 +46,10 @@ impl Upgradable {
         assert_ne!(Some(pid), self.successor);
         self.successor = Some(pid);
         assert_eq!(self.serving_pid(), pid);
-        self.yard.read_notices();
+        // systemd ignores what the new process has sent before this notice.
+        let notice = format!("MAINPID={pid}\nWATCHDOG=1\n");
+        let notices = self.yard.read_notices();
+        assert!(notices.contains(&notice), "{notices:?}");
         view
     }
 

@@ -140,8 +140,12 @@ impl Yard {
 
     /// Reads the notifications that have come, so that there is room for more.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
-    pub(crate) fn read_notices(&self) {
-        while self.notices.recv(&mut [0; 4096]).is_ok() {}
+    pub(crate) fn read_notices(&self) -> Vec<String> {
+        let (mut notice, mut notices) = ([0; 4096], Vec::new());
+        while let Ok(len) = self.notices.recv(&mut notice) {
+            notices.push(String::from_utf8_lossy(&notice[..len]).into_owned());
+        }
+        notices
     }
 
     /// The URI of an export, for libnbd and qemu.

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use blockyard_nbd::{PausedServer, Server};
+use sd_notify::NotifyState;
 
 use super::link::{Link, LinkError};
 use super::message::{
@@ -475,8 +476,11 @@ fn give_up(control: &Control, successor: &Successor) -> Result<(), String> {
 fn tell_systemd(pid: u32) {
     let (sender, results) = channel();
     let notify = move || {
+        // systemd ignores what the new process sends before this message. So the message resets the
+        // watchdog too: the next one of the new process may come half the watchdog's limit later.
+        let states = [NotifyState::MainPid(pid), NotifyState::Watchdog];
         // The upgrade may not wait for it any more.
-        let _ = sender.send(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]));
+        let _ = sender.send(sd_notify::notify(&states));
     };
     if let Err(error) = std::thread::Builder::new().name("notify".to_owned()).spawn(notify) {
         return tracing::warn!(%error, "systemd cannot be notified");
