@@ -993,6 +993,32 @@ mod tests {
         assert_eq!((taken.len(), space()), (11, 12));
     }
 
+    #[test]
+    fn segments_in_use_are_counted_by_tenth_of_live_bytes() {
+        const FULL: u64 = 64 << 10;
+        let temp_dir = TempDir::new(&std::env::temp_dir(), "blockyard-live");
+        let store = PoolStore::take(temp_dir.path()).unwrap();
+        let segments = Segments::open(store, FULL as u32, 8).unwrap();
+        segments.prepare(8, 0);
+        let taken: Vec<u32> =
+            (0..7).map(|_| segments.take(AllocationClass::Checkpoint).unwrap()).collect();
+        assert_eq!(taken, [0, 1, 2, 3, 4, 5, 6]);
+        segments.set_live(Vec::new(), 0);
+        assert_eq!(
+            segments.counts_by_live(),
+            [7, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            "no live bytes known"
+        );
+        // A tenth is 6,553.6 bytes. Segment 7 is free, so its bytes are in no count.
+        segments.set_live(vec![0, 6553, 6554, FULL / 2, 58_982, 58_983, FULL, FULL], 0);
+        assert_eq!(segments.counts_by_live(), [2, 1, 0, 0, 0, 1, 0, 0, 1, 2]);
+        // The bound of the live bytes may be above the length.
+        segments.set_live(vec![0, 0, 0, 0, 0, 0, 2 * FULL], 0);
+        assert_eq!(segments.counts_by_live(), [6, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        segments.put_back(6);
+        assert_eq!(segments.counts_by_live(), [6, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
     /// Regression: two threads that needed a segment made the same file. One wrote zeros over the
     /// other's data, or replaced the file.
     #[test]
