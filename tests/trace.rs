@@ -245,6 +245,62 @@ fn zone_operations_are_recorded_and_replayed() {
     assert!(text.contains("m   N zone_finish Q 4096"), "{text}");
 }
 
+/// Appends of a program to a file of a zonefs. Needs root.
+#[test]
+fn blkparse_reads_zone_appends_as_writes_where_they_landed() {
+    const ZONE_SECTORS: u64 = 2048;
+    let zoned =
+        |name: &str| format!("null:///{name}?size=16M&bs=4k&zoned=1&zone_size=1M&memory_backed=1");
+    let yard = Yard::serve(&[&zoned("a"), &zoned("b")]);
+    let dir = yard.place.file("m");
+    fs::create_dir(&dir).unwrap();
+    let mount = Unmount(dir.clone());
+    yard.command(&["mkzonefs", "a"]).ok();
+    yard.command(&["zonefs", "mount", "a", &dir]).ok();
+    let trace = Trace::start(&yard, "a");
+    // Zone 0 has the superblock, so this file is zone 1.
+    let to = format!("of={dir}/seq/0");
+    let line = ["dd", "if=/dev/zero", &to, "bs=64k", "count=2", "oflag=append,direct"];
+    ok(&[&line[..], &["conv=notrunc", "status=none"]].concat());
+    let path = yard.place.file("appends.bin");
+    trace.end(&path);
+    yard.command(&["zonefs", "unmount", "a"]).ok();
+    drop(mount);
+
+    let mut events: Vec<Event> = blkparse(&path).into_values().flatten().collect();
+    events.retain(|event| ["Q", "D", "C"].contains(&event.action.as_str()));
+    events.sort();
+    let event = |action: &str, sector| Event {
+        action: action.to_owned(),
+        letters: "W".to_owned(),
+        sector,
+        sectors: 128,
+    };
+    // An append is queued and issued at the start of the zone, and completes where it landed.
+    let [start, second] = [ZONE_SECTORS, ZONE_SECTORS + 128];
+    let wanted = [
+        event("C", start),
+        event("C", second),
+        event("D", start),
+        event("D", start),
+        event("Q", start),
+        event("Q", start),
+    ];
+    assert_eq!(events, wanted);
+    let line = ["blkparse", "-q", "-i", "-"];
+    let text = finish(&line, bounded(&line).stdin(File::open(&path).unwrap())).ok().out;
+    let landed = |line: &str| line.contains(" C   W 2176 + 128 [0]");
+    assert_eq!(text.lines().filter(|line| landed(line)).count(), 1, "{text}");
+
+    // The data of the events tell `replay` that they are appends.
+    let replayed = yard.command(&["replay", &path, "b", "--write", "--json"]).ok().json();
+    let operations = &replayed["replay"]["operations"];
+    assert_eq!(operations["zone_append"]["operations"], 2, "{replayed}");
+    assert_eq!(operations.as_object().unwrap().len(), 1, "{replayed}");
+    let zones = yard.command(&["zone", "report", "b", "--json"]).ok().json();
+    assert_eq!(zones[1]["wptr"], 256, "{zones}");
+}
+
 #[test]
 fn trace_and_replay_refuse_with_a_reason() {
     let yard = Yard::serve(&["null:///mem0?size=1M&memory_backed=1"]);
