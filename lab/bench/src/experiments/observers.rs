@@ -29,6 +29,16 @@ const OBSERVER_CPUS: Metric = Metric::less("observer_cpus", "");
 /// control API, the dashboard, the writer of a trace.
 const CONTROL_CPUS: Metric = Metric::less("control_cpus", "");
 
+/// The share of the time of all processors that the observing programs and the server's threads
+/// that serve no connection take.
+const OBSERVING_SHARE: Metric = Metric::less("observing_share", "");
+
+/// The greatest share that an observer may take, except a trace.
+const SHARE_MAX: f64 = 0.01;
+
+/// [`SHARE_MAX`] in words.
+const SHARE_WORDS: &str = "0.01 of the processors";
+
 /// The beginning of the names of the threads that serve connections.
 const DATA_THREAD: &str = "nvme-";
 
@@ -90,9 +100,13 @@ pub fn build(settings: &Settings) -> Experiment {
     });
     let compare = |observer: &Observer| {
         let compare = |metric| Comparison::new(NONE, observer.variant.name, metric);
-        let iops = compare(Metric::IOPS);
-        let is_trace = observer.variant.name == "trace";
-        [if is_trace { iops } else { iops.aim(LEFT_MIN) }, compare(Metric::CPU_PER_IO)]
+        let (iops, cpu) = (compare(Metric::IOPS), compare(Metric::CPU_PER_IO));
+        if observer.variant.name == "trace" {
+            return vec![iops, cpu];
+        }
+        let name = observer.variant.name;
+        let share = Comparison::to(SHARE_WORDS, SHARE_MAX, name, OBSERVING_SHARE).aim(1.0);
+        vec![iops.aim(LEFT_MIN), cpu, share]
     };
     Experiment {
         name: NAME,
@@ -100,8 +114,9 @@ pub fn build(settings: &Settings) -> Experiment {
         about: "Reads of a null device over NVMe/TCP without an observer, and while other \
                 programs observe the yard. CPU time (`cpu_per_io`, ns) is that of the server; \
                 `observer_cpus` are the processors that the observing programs keep busy, and \
-                `control_cpus` those of the server's threads that serve no connection. All share \
-                the processors with the server's other threads and its client.",
+                `control_cpus` those of the server's threads that serve no connection; \
+                `observing_share` is the sum of both, divided by the number of processors. All \
+                share the processors with the server's other threads and its client.",
         published: Vec::new(),
         variants: OBSERVERS.iter().map(|observer| observer.variant).collect(),
         workloads: vec![LOAD.workload],
@@ -145,8 +160,11 @@ fn measure(
     let took = began.elapsed().as_secs_f64();
     let cpus =
         |before: Duration, after: Duration| after.saturating_sub(before).as_secs_f64() / took;
-    let sample = sample.with(CONTROL_CPUS, cpus(before.1, control_cpu()?));
-    let sample = sample.with(OBSERVER_CPUS, cpus(before.0, observer_cpu()?));
+    let observer_cpus = cpus(before.0, observer_cpu()?);
+    let control_cpus = cpus(before.1, control_cpu()?);
+    let share = (observer_cpus + control_cpus) / settings.processors as f64;
+    let sample = sample.with(CONTROL_CPUS, control_cpus).with(OBSERVER_CPUS, observer_cpus);
+    let sample = sample.with(OBSERVING_SHARE, share);
     // An observer that has ended has observed nothing.
     for program in &mut observing {
         if program.ends_within(Duration::ZERO)? {
@@ -175,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_observer_but_a_trace_has_an_aim() {
+    fn each_observer_but_a_trace_has_aims_for_iops_and_processors() {
         let settings = Settings {
             quick: false,
             engine: None,
@@ -186,8 +204,12 @@ mod tests {
             peers: Default::default(),
         };
         let experiment = build(&settings);
-        let aims = experiment.comparisons.iter().filter(|it| it.aim.is_some());
-        let aimed: Vec<_> = aims.map(|it| it.after).collect();
-        assert_eq!(aimed, ["top", "iostat", "dashboard", "all-three"]);
+        let aims = |metric: Metric| -> Vec<_> {
+            let aims = experiment.comparisons.iter().filter(|it| it.metric == metric);
+            aims.filter_map(|it| Some((it.after, it.value, it.aim?))).collect()
+        };
+        let observers = ["top", "iostat", "dashboard", "all-three"];
+        assert_eq!(aims(Metric::IOPS), observers.map(|name| (name, None, 0.99)));
+        assert_eq!(aims(OBSERVING_SHARE), observers.map(|name| (name, Some(0.01), 1.0)));
     }
 }
