@@ -150,6 +150,14 @@ impl Browser {
         }
     }
 
+    /// Clicks a place in the window, in pixels from its upper left corner.
+    pub(crate) fn click(&mut self, x: f64, y: f64) {
+        for kind in ["mousePressed", "mouseReleased"] {
+            let event = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", event);
+        }
+    }
+
     /// Gives the page a size in pixels and a colour scheme: `light` or `dark`.
     pub(crate) fn look(&mut self, width: u32, height: u32, scheme: &str) {
         let size =

@@ -1,14 +1,16 @@
 //! The dashboard: the page in a browser, its stream and history, and who may see them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::browser::Browser;
+use crate::dashboard_tables::{compare, look};
 use crate::place::Place;
 use crate::run::{bounded, nbdsh, ok, run};
 use crate::yard::{BLOCKYARD, Yard};
@@ -25,7 +27,11 @@ fn address(yard: &Yard) -> String {
 }
 
 fn serve(devices: &[&str]) -> (Yard, String) {
-    let yard = Yard::serve(&[devices, &["--web", "tcp:127.0.0.1:0"]].concat());
+    serve_in(Place::new(), devices)
+}
+
+fn serve_in(place: Place, devices: &[&str]) -> (Yard, String) {
+    let yard = Yard::serve_in(place, &[devices, &["--web", "tcp:127.0.0.1:0"]].concat());
     let address = address(&yard);
     (yard, address)
 }
@@ -38,66 +44,119 @@ fn curl(arguments: &[&str]) -> (String, String) {
     (status.to_owned(), text.to_owned())
 }
 
-/// A script that resolves to a sample of the stream and to the cells of the table of devices that
-/// show it: the page and the script get the same event.
-const SAMPLE_AND_CELLS: &str = "new Promise((done) => {
-  const source = new EventSource('/v1/stream');
-  source.addEventListener('sample', ({ data }) => setTimeout(() => {
-    const sample = JSON.parse(data);
-    const busy = sample.devices.find((it) => it.device === 'mem0').reads_per_second > 0;
-    const shown = document.documentElement.dataset.time;
-    if (String(sample.time_ms) !== shown || !busy) return;
-    source.close();
-    const cells = (row) => [...row.cells].map((it) => [it.textContent, it.dataset.value ?? null]);
-    const table = document.getElementById('devices');
-    const headings = [...table.tHead.rows[0].cells].map((it) => it.textContent);
-    done({ sample, headings, rows: [...table.tBodies[0].rows].map(cells) });
-  }, 100));
-})";
+/// The most looks until a condition holds.
+const LOOKS_MAX: u32 = 2000;
 
-/// The columns of devices that have a value in the API of the same name.
-const COLUMNS: [(&str, &str); 9] = [
-    ("r/s", "reads_per_second"),
-    ("w/s", "writes_per_second"),
-    ("rMB/s", "read_bytes_per_second"),
-    ("wMB/s", "written_bytes_per_second"),
-    ("r_await", "read_await_ns"),
-    ("p50", "p50_ns"),
-    ("p99", "p99_ns"),
-    ("aqu-sz", "queue_size"),
-    ("err/s", "errors_per_second"),
-];
+/// The answer of the control API.
+fn get(yard: &Yard, path: &str) -> Value {
+    let (control, url) = (yard.control(), format!("http://yard{path}"));
+    let line = ["curl", "--silent", "--fail", "--unix-socket", &control, &url];
+    run(&line).ok().json()
+}
+
+/// Ends a client that `bounded` started: `timeout` passes the signal on.
+fn end(mut client: Child) {
+    ok(&["kill", &client.id().to_string()]);
+    client.wait().unwrap();
+}
+
+/// The state of a yard as its own requests of the API tell it, in the form of a sample: everything
+/// that the page shows but rates.
+fn state_of(yard: &Yard) -> Value {
+    let mut devices = get(yard, "/v1/devices");
+    for device in devices.as_array_mut().unwrap() {
+        let name = device["name"].as_str().unwrap().to_owned();
+        let ram = match device["kind"] == "ram" {
+            true => get(yard, &format!("/v1/devices/{name}/ram")),
+            false => Value::Null,
+        };
+        *device = json!({
+            "device": name, "kind": device["kind"], "size_bytes": device["size_bytes"],
+            "scheduler": device["scheduler"], "ram": ram,
+        });
+    }
+    let mut pools = get(yard, "/v1/pools");
+    for pool in pools.as_array_mut().unwrap() {
+        // A pool with one copy has no list of them.
+        let copies = pool["copies"].as_array().into_iter().flatten();
+        let bad = copies.filter(|copy| copy["good"] == false).count();
+        *pool = json!({
+            "pool": pool["path"], "failed_read_only": pool["failed_read_only"], "copies_bad": bad,
+            "used_bytes": pool["used_bytes"], "available_bytes": pool["available_bytes"],
+            "volumes": pool["volumes"], "segment_bytes": pool["segment_bytes"],
+            "segments": pool["segments"], "segments_free": pool["segments_free"],
+            "segments_by_live": pool["segments_by_live"],
+        });
+    }
+    let mut clients = get(yard, "/v1/connections");
+    for client in clients.as_array_mut().unwrap() {
+        *client = json!({
+            "protocol": client["protocol"], "id": client["id"], "peer": client["peer"],
+            "device": client["device"], "host": client["host"],
+            "controller": client["controller"], "queue": client["queue"],
+        });
+    }
+    json!({ "devices": devices, "pools": pools, "clients": clients })
+}
+
+/// A sample whose state is that of the API's other requests.
+fn with_state(mut sample: Value, state: &Value) -> Value {
+    for part in ["devices", "pools", "clients"] {
+        let (rows, states) =
+            (sample[part].as_array_mut().unwrap(), state[part].as_array().unwrap());
+        assert_eq!(rows.len(), states.len(), "{part}");
+        for (row, state) in rows.iter_mut().zip(states) {
+            let fields = state.as_object().unwrap();
+            fields.iter().for_each(|(name, value)| row[name] = value.clone());
+        }
+    }
+    sample
+}
+
+/// A yard with a device of each kind that the page shows in its own way. The RAM disk holds data of
+/// which a part compresses, a part repeats one word, and a part does neither.
+fn serve_all() -> (Yard, String) {
+    let place = Place::new();
+    let pool = place.file("pool");
+    let volume = format!("volume:///v0?size=64M&path={pool}");
+    let (yard, address) = serve_in(place, &[MEM0, ZONED, RAM, &volume]);
+    let data = "import os\nh.pwrite(b'blockyard' * 4096 + bytes(28672) + os.urandom(65536), 0)";
+    nbdsh(&yard.uri("r0"), data);
+    (yard, address)
+}
+
+/// A client of a device that runs a script of libnbd's shell until [`end`].
+fn client(yard: &Yard, device: &str, script: &str) -> Child {
+    bounded(&["nbdsh", "--uri", &yard.uri(device), "--command", script]).spawn().unwrap()
+}
+
+/// Reads, as fast as it can.
+const READER: &str = "while True: h.pread(4096, 0)";
+
+/// Writes and flushes, as fast as it can.
+const WRITER: &str = "
+import os
+while True:
+    for block in range(64):
+        h.pwrite(os.urandom(65536), block << 16)
+        h.flush()
+";
 
 #[test]
 fn the_page_shows_the_values_of_the_api_and_fetches_nothing_else() {
-    let (yard, address) = serve(&[MEM0, ZONED, RAM]);
-    // A client that reads until the end of the test.
-    let uri = yard.uri("mem0");
-    let script = "while True: h.pread(4096, 0)";
-    let mut client = bounded(&["nbdsh", "--uri", &uri, "--command", script]).spawn().unwrap();
+    let (yard, address) = serve_all();
+    let (reader, writer) = (client(&yard, "mem0", READER), client(&yard, "v0", WRITER));
     let mut browser = Browser::start();
     browser.open(&format!("{address}#mem0"));
     browser.wait("Number(document.documentElement.dataset.samples) >= 2");
-    let seen = browser.value(SAMPLE_AND_CELLS);
+    // The text of each cell is that of the sample, while all of it changes.
+    let busy = "sample.devices.find((it) => it.device === 'mem0').reads_per_second > 0 \
+                && sample.pools[0].data_bytes_per_second > 0 \
+                && sample.pools[0].syncs_per_second > 0 && sample.clients.length === 2";
+    let seen = look(&mut browser, busy);
+    compare(&seen, &seen["sample"], "mem0");
     let devices = seen["sample"]["devices"].as_array().unwrap();
-    assert_eq!(devices.len(), seen["rows"].as_array().unwrap().len());
-    for (device, row) in devices.iter().zip(seen["rows"].as_array().unwrap()) {
-        let cell = |heading: &str| {
-            let headings = seen["headings"].as_array().unwrap();
-            &row[headings.iter().position(|it| it == heading).unwrap()]
-        };
-        assert_eq!(cell("DEVICE")[0], device["device"], "{row}");
-        for (heading, field) in COLUMNS {
-            let shown = cell(heading)[1].as_str().map(|text| text.parse::<f64>().unwrap());
-            let value = device[field].as_f64();
-            // The last digit of a number may be lost where JSON is read.
-            let is_same = match (shown, value) {
-                (Some(shown), Some(value)) => (shown - value).abs() <= 1e-12 * value,
-                (shown, value) => shown == value,
-            };
-            assert!(is_same, "{heading}: {shown:?} {value:?}: {row} {device}");
-        }
-    }
+    assert_eq!(devices.len(), 4);
     // The reads of this client and no others; each is 4 KiB.
     let mem0 = &devices[0];
     let number = |name: &str| mem0[name].as_f64().unwrap();
@@ -115,15 +174,15 @@ fn the_page_shows_the_values_of_the_api_and_fetches_nothing_else() {
     let client_reads = "[...document.querySelectorAll('#clients tbody tr')].some((row) => \
                         row.textContent.includes('nbd') && row.textContent.includes('mem0'))";
     browser.wait(client_reads);
-    client.kill().unwrap();
-    client.wait().unwrap();
+    end(writer);
+    end(reader);
     // Its history can be saved.
     let export = browser.value("document.getElementById('export').href");
     assert_eq!(export, json!(format!("{url}&step=1")));
 
     // Every part of the page is there, and every request of the browser was to the yard.
     browser.wait("document.querySelectorAll('.uplot').length === 3");
-    for id in ["device", "scheduler", "ram"] {
+    for id in ["device", "scheduler", "ram", "pools"] {
         assert_eq!(
             browser.value(&format!("document.getElementById('{id}').hidden")),
             false,
@@ -135,6 +194,35 @@ fn the_page_shows_the_values_of_the_api_and_fetches_nothing_else() {
     assert!(requests.len() > 8, "{requests:?}");
     assert!(requests.iter().all(|url| url.starts_with(&address)), "{requests:?}");
     yard.serves("mem0");
+}
+
+#[test]
+fn the_tables_show_the_state_that_other_requests_of_the_api_return() {
+    let (yard, address) = serve_all();
+    let data = "import os\nh.pwrite(os.urandom(4 << 20), 0)\nh.flush()";
+    nbdsh(&yard.uri("v0"), data);
+    let reader = client(&yard, "mem0", READER);
+    let mut browser = Browser::start();
+    browser.open(&format!("{address}#mem0"));
+    browser.wait("Number(document.documentElement.dataset.samples) >= 2");
+    let idle = "sample.devices.find((it) => it.device === 'mem0').reads_per_second > 0 \
+                && sample.pools[0].data_bytes_per_second === 0 && sample.clients.length === 1";
+    // A checkpoint may change the pool once more.
+    let looks = (0..LOOKS_MAX).find_map(|_| {
+        let before = state_of(&yard);
+        let seen = look(&mut browser, idle);
+        (state_of(&yard) == before).then_some((seen, before))
+    });
+    let (seen, state) = looks.expect("an idle pool does not change");
+    compare(&seen, &with_state(seen["sample"].clone(), &state), "mem0");
+    // No figure is zero everywhere.
+    let pool = &state["pools"][0];
+    assert!(pool["used_bytes"].as_u64() >= Some(4 << 20), "{pool}");
+    let memory = &state["devices"][2]["ram"]["mm_stat"];
+    for part in ["compr_data_size", "same_pages", "huge_pages"] {
+        assert!(memory[part].as_u64() > Some(0), "{part}: {memory}");
+    }
+    end(reader);
 }
 
 #[test]
@@ -164,6 +252,7 @@ fn the_zone_map_follows_the_zones() {
         yard.command(&line).ok().json()["zones"][0]["zones"].clone()
     };
     assert_eq!(counts(), json!({"empty": 11, "full": 2, "implicit-open": 1, "not-wp": 2}));
+    cells_have_the_colours_of_the_zones(&mut browser, &yard);
 
     // The keyboard leads to a zone and its numbers.
     browser.press("z");
@@ -196,6 +285,142 @@ fn the_zone_map_follows_the_zones() {
         browser.wait(&legend(condition, number(condition)));
     }
     assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
+}
+
+#[test]
+fn a_click_shows_a_zone_and_its_write_pointer_moves_while_fio_writes() {
+    let (yard, address) = serve(&[ZONED]);
+    let mut browser = Browser::start();
+    browser.open(&format!("{address}#z0"));
+    browser.wait("document.querySelectorAll('#zones-legend [data-count]').length === 2");
+    // 128 KiB a second into three of four zones: none is full before fio's time limit.
+    let uri = format!("--uri={}", yard.uri("z0"));
+    let line = ["fio", "--name=zones", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=16k"];
+    let zones = ["--zonemode=zbd", "--zonesize=4M", "--max_open_zones=3", "--randseed=7"];
+    let slow = ["--rate=128k", "--offset=48M", "--size=16M"];
+    let line = [&line[..], &zones, &slow].concat();
+    let mut fio = bounded(&line).stdout(Stdio::null()).spawn().unwrap();
+    let written = |zone: &Value| zone["cond"] == "implicit-open" && zone["wptr"] != 0;
+    let zone = (0..LOOKS_MAX).find_map(|_| (12..16).find(|at| written(&zones_of(&yard)[*at])));
+    let zone = zone.expect("fio writes");
+    let CellPlaces { left, top, size } = CellPlaces::new(&mut browser);
+    browser.click(left + size * (zone as f64 + 0.5), top + size / 2.0);
+    let note = "document.getElementById('zone-note')";
+    browser.wait(&format!("{note}.dataset.zone === '{zone}'"));
+    let mut pointers = Vec::new();
+    for _ in 0..3 {
+        let text = browser.value(&format!("{note}.textContent"));
+        let start =
+            format!("zone {zone} (sequential-write-required): implicit-open, write pointer ");
+        let pointer =
+            text.as_str().unwrap().strip_prefix(&start).and_then(|it| it.split_once(" of"));
+        pointers.push(bytes_of(pointer.unwrap_or_else(|| panic!("{text}")).0));
+        browser.wait(&format!("{note}.textContent !== {text}"));
+    }
+    assert!(pointers.is_sorted_by(|one, next| one < next), "{pointers:?}");
+    let told = zones_of(&yard)[zone]["wptr"].as_f64().unwrap() * 512.0;
+    assert!(pointers[2] <= told * 1.005, "{pointers:?} {told}: three digits");
+    // The cell fills from below.
+    let filled = format!("({FILLED})({zone})");
+    let before = browser.value(&filled);
+    browser.wait(&format!("{filled} > {before}"));
+    assert!(fio.try_wait().unwrap().is_none(), "fio has ended before the looks");
+    end(fio);
+    assert_eq!(browser.value("document.documentElement.dataset.error ?? null"), Value::Null);
+}
+
+/// The zones of `z0` by number, as the API reports them.
+fn zones_of(yard: &Yard) -> Vec<Value> {
+    get(yard, "/v1/devices/z0/zones")["zones"].as_array().unwrap().clone()
+}
+
+/// A size as the page shows it, in bytes.
+fn bytes_of(text: &str) -> f64 {
+    let unit = ["K", "M"].iter().position(|unit| text.ends_with(unit));
+    let number = text.trim_end_matches(['K', 'M']).parse::<f64>().unwrap();
+    unit.map_or(number, |unit| number * [1024.0, 1_048_576.0][unit])
+}
+
+/// Where the cells of the zone map are in the window, in pixels: all of them in one row.
+struct CellPlaces {
+    left: f64,
+    top: f64,
+    size: f64,
+}
+
+impl CellPlaces {
+    /// Scrolls to the map.
+    fn new(browser: &mut Browser) -> CellPlaces {
+        let script = "(() => {
+            const map = document.getElementById('zone-map');
+            map.scrollIntoView({ block: 'center' });
+            const { left, top } = map.getBoundingClientRect();
+            return [left, top, map.width, map.height];
+        })()";
+        let found = browser.value(script);
+        let [left, top, width, size] = [0, 1, 2, 3].map(|at| found[at].as_f64().unwrap());
+        assert!(width >= 16.0 * size, "16 zones are in one row: {found}");
+        CellPlaces { left, top, size }
+    }
+}
+
+/// The number of lines of a zone's cell that have the colour of an open zone up to its write
+/// pointer.
+const FILLED: &str = "(zone) => {
+    const map = document.getElementById('zone-map');
+    const hex = getComputedStyle(document.documentElement).getPropertyValue('--zone-2');
+    const wanted = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+    const left = Math.floor(map.height * (zone + 0.5));
+    const { data } = map.getContext('2d').getImageData(left, 0, 1, map.height);
+    const lines = [...Array(map.height).keys()];
+    return lines.filter((y) => wanted.every((it, part) => data[4 * y + part] === it)).length;
+}";
+
+/// Compares the colours of all cells of the zone map, in their upper and lower parts, with the
+/// conditions and write pointers that the API reports.
+fn cells_have_the_colours_of_the_zones(browser: &mut Browser, yard: &Yard) {
+    let size = CellPlaces::new(browser).size;
+    let mut numbers = |script: &str| -> Vec<f64> {
+        let found = browser.value(script);
+        found.as_array().unwrap().iter().map(|it| it.as_f64().unwrap()).collect()
+    };
+    // The colours are named by the number of the condition in a ZBC zone descriptor.
+    let mut named = |condition: u8| {
+        numbers(&format!(
+            "(() => {{
+                const style = getComputedStyle(document.documentElement);
+                const hex = style.getPropertyValue('--zone-{condition}');
+                return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+            }})()"
+        ))
+    };
+    let [conventional, empty, open, full] = [0, 1, 2, 14].map(&mut named);
+    // The part of an open zone above its write pointer is paler.
+    let pale: Vec<f64> =
+        empty.iter().zip(&open).map(|(from, to)| (from + (to - from) * 0.3).trunc()).collect();
+    let mut kinds = BTreeSet::new();
+    for (number, zone) in zones_of(yard).iter().enumerate() {
+        let condition = zone["cond"].as_str().unwrap();
+        let is_half = zone["wptr"].as_f64() == zone["cap"].as_f64().map(|cap| cap / 2.0);
+        let [upper, lower] = match condition {
+            "not-wp" => [&conventional, &conventional],
+            "empty" => [&empty, &empty],
+            "full" => [&full, &full],
+            "implicit-open" if is_half => [&pale, &open],
+            _ => panic!("{zone}"),
+        };
+        let x = (size * (number as f64 + 0.5)).floor();
+        for (part, wanted) in [(0.2, upper), (0.8, lower)] {
+            let y = (size * part).floor();
+            let found = numbers(&format!(
+                "[...document.getElementById('zone-map').getContext('2d')
+                    .getImageData({x}, {y}, 1, 1).data].slice(0, 3)"
+            ));
+            assert_eq!(&found, wanted, "{part}: {zone}");
+        }
+        kinds.insert(condition.to_owned());
+    }
+    assert_eq!(kinds.len(), 4, "{kinds:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod control;
 mod copy;
 mod dashboard;
 mod dashboard_pictures;
+mod dashboard_tables;
 mod engine;
 mod file;
 mod fio;
