@@ -183,6 +183,12 @@ const HEADLINES: &[Headline] = &[
         ["qemu-storage-daemon", "blockyard-io_uring"],
         "fuse",
     ),
+    line(
+        ["reads while `top`, `iostat` and the dashboard observe", "no observer"],
+        ["observers", "read-depth-128", "iops"],
+        ["none", "all-three"],
+        "observers",
+    ),
 ];
 
 /// Reduces results to what the table shows.
