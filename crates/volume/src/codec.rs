@@ -1,10 +1,12 @@
 //! Stores a block raw, or compressed if that saves at least one unit of the disk (`align`).
 
 use std::fmt;
+use std::ops::Range;
 
 use blockyard_store::buffer::ScratchBuffer;
 use blockyard_volume_format::entry::Codec;
-use blockyard_volume_format::sealed::encrypted_len;
+use blockyard_volume_format::sealed::{DATA, encrypted_len};
+use lz4_flex::block::{CompressTable, compress_into_with_table};
 
 use crate::encryption::{BlockCipher, Undecodable, sealed_bytes};
 
@@ -51,6 +53,8 @@ impl Compression {
 /// Compresses blocks one at a time.
 pub(crate) struct Packer {
     compression: Compression,
+    /// The encoder's table. Allocating one costs more than clearing it.
+    lz4: CompressTable,
     #[cfg(feature = "c-codecs")]
     zstd: Option<zstd_safe::CCtx<'static>>,
 }
@@ -59,6 +63,7 @@ impl Packer {
     pub(crate) fn new(compression: Compression) -> Packer {
         Packer {
             compression,
+            lz4: CompressTable::default(),
             #[cfg(feature = "c-codecs")]
             zstd: matches!(compression, Compression::Zstd(_)).then(zstd_safe::CCtx::create),
         }
@@ -110,7 +115,9 @@ impl Packer {
         let rest = &mut into[LEN_BYTES..];
         let (codec, len) = match self.compression {
             Compression::None => return None,
-            Compression::Lz4 => (Codec::Lz4, lz4_flex::block::compress_into(block, rest).ok()?),
+            Compression::Lz4 => {
+                (Codec::Lz4, compress_into_with_table(block, rest, &mut self.lz4).ok()?)
+            }
             Compression::Zstd(level) => (Codec::Zstd, self.zstd(block, rest, level)?),
         };
         into[..LEN_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
@@ -136,16 +143,12 @@ impl fmt::Debug for Packer {
     }
 }
 
-/// Decodes a stored block that is not encrypted into `block`. Returns `false` if the stored bytes
-/// are invalid.
+/// Whether these are the stored bytes of a block that is not encrypted. If the block is compressed,
+/// it is decompressed into `block`.
 #[must_use]
 pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
     if codec == Codec::Raw {
-        let whole = stored.len() == block.len();
-        if whole {
-            block.copy_from_slice(stored);
-        }
-        return whole;
+        return stored.len() == block.len();
     }
     let Some((len, rest)) = stored.split_first_chunk::<LEN_BYTES>() else { return false };
     let packed = rest.get(..u32::from_le_bytes(*len) as usize);
@@ -163,21 +166,24 @@ fn decompress(codec: Codec, packed: &[u8], block: &mut [u8]) -> bool {
     len == Some(block.len())
 }
 
-/// Decodes a stored block into `block`, after decryption if it is encrypted. `number` is that of
-/// the block in its volume; `scratch` is for a block that is decrypted and still compressed.
+/// Decodes a stored block, after decryption in place if it is encrypted. `number` is that of the
+/// block in its volume. Returns where in `stored` the block is; `None` if it was compressed, and is
+/// in `block`.
 pub(crate) fn decode_block(
     cipher: Option<&mut BlockCipher>,
     (number, codec): (u64, Codec),
-    stored: &[u8],
+    stored: &mut [u8],
     block: &mut [u8],
-    scratch: &mut ScratchBuffer,
-) -> Result<(), Undecodable> {
+) -> Result<Option<Range<usize>>, Undecodable> {
     if !codec.is_sealed() {
         // A block that is not encrypted was not written by a handle of an encrypted volume.
         if cipher.is_some() {
             return Err(Undecodable::NotAuthentic);
         }
-        return if decode(codec, stored, block) { Ok(()) } else { Err(Undecodable::Damaged) };
+        let is_whole = decode(codec, stored, block);
+        return is_whole
+            .then(|| (codec == Codec::Raw).then_some(0..block.len()))
+            .ok_or(Undecodable::Damaged);
     }
     let cipher = cipher.ok_or(Undecodable::NotAuthentic)?;
     let len = encrypted_len(stored).ok_or(Undecodable::Damaged)?;
@@ -186,11 +192,11 @@ pub(crate) fn decode_block(
         if len != block.len() {
             return Err(Undecodable::Damaged);
         }
-        return cipher.open(place, stored, block);
+        cipher.open(place, len, stored)?;
+        return Ok(Some(DATA..DATA + len));
     }
-    let packed = scratch.first(len);
-    cipher.open(place, stored, packed)?;
-    if decompress(codec.opened(), packed, block) { Ok(()) } else { Err(Undecodable::Damaged) }
+    let packed = cipher.open(place, len, stored)?;
+    if decompress(codec.opened(), packed, block) { Ok(None) } else { Err(Undecodable::Damaged) }
 }
 
 #[cfg(feature = "c-codecs")]

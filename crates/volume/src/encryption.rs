@@ -316,8 +316,9 @@ impl BlockCipher {
         Ok(BlockCipher { volume, keys })
     }
 
-    /// Encrypts block `block`, stored by `codec` in the volume's blocks of `block_bytes` bytes,
-    /// into `into`. Returns the stored length including padding.
+    /// Encrypts block `block`, stored by `codec` in the volume's blocks of `block_bytes` bytes, in
+    /// place: its `len` bytes are in `into` from [`DATA`] on. Returns the stored length including
+    /// padding.
     ///
     /// # Errors
     /// If the system has no random numbers.
@@ -327,11 +328,11 @@ impl BlockCipher {
     pub(crate) fn seal(
         &mut self,
         (block, codec, block_bytes): (u64, Codec, usize),
-        plain: &[u8],
+        len: usize,
         into: &mut [u8],
         align: usize,
     ) -> Result<usize, VolumeError> {
-        let end = sealed_bytes(plain.len(), align);
+        let end = sealed_bytes(len, align);
         let keys = &mut *self.keys;
         if keys.own.is_none() || keys.next == BLOCKS_PER_KEY {
             let mut salt = [0; SALT_BYTES];
@@ -342,38 +343,36 @@ impl BlockCipher {
         let number = keys.next.to_le_bytes();
         into[..NUMBER].copy_from_slice(salt);
         into[NUMBER..LEN].copy_from_slice(&number);
-        into[LEN..DATA].copy_from_slice(&(plain.len() as u32).to_le_bytes());
-        let data = &mut into[DATA..DATA + plain.len()];
-        data.copy_from_slice(plain);
-        let aad = Aad::from(authenticated(block, codec, block_bytes, plain.len()));
+        into[LEN..DATA].copy_from_slice(&(len as u32).to_le_bytes());
+        let data = &mut into[DATA..DATA + len];
+        let aad = Aad::from(authenticated(block, codec, block_bytes, len));
         keys.next += 1;
         let tag = key.seal_in_place_separate_tag(nonce(number), aad, data);
         let tag = tag.expect("a block is short enough");
-        into[DATA + plain.len()..][..TAG_BYTES].copy_from_slice(tag.as_ref());
-        into[OVERHEAD + plain.len()..end].fill(0);
+        into[DATA + len..][..TAG_BYTES].copy_from_slice(tag.as_ref());
+        into[OVERHEAD + len..end].fill(0);
         Ok(end)
     }
 
-    /// Decrypts a stored block into `plain`, which has as many bytes as
-    /// [`blockyard_volume_format::sealed::encrypted_len`] says.
+    /// Decrypts a stored block in place, of which `len` bytes are encrypted, as
+    /// [`blockyard_volume_format::sealed::encrypted_len`] says. Returns these.
     ///
     /// # Errors
-    /// If the block is not authentic.
-    pub(crate) fn open(
+    /// If the block is not authentic. Its bytes are then undefined.
+    pub(crate) fn open<'a>(
         &mut self,
         (block, codec, block_bytes): (u64, Codec, usize),
-        stored: &[u8],
-        plain: &mut [u8],
-    ) -> Result<(), Undecodable> {
-        let (head, rest) = stored.split_at(DATA);
-        let (data, rest) = rest.split_at(plain.len());
+        len: usize,
+        stored: &'a mut [u8],
+    ) -> Result<&'a [u8], Undecodable> {
+        let (head, rest) = stored.split_at_mut(DATA);
+        let (data, rest) = rest.split_at_mut(len);
         let (salt, number) = (field(&head[..NUMBER]), field(&head[NUMBER..LEN]));
-        let tag = rest[..TAG_BYTES].try_into().expect("a tag has that many bytes");
-        plain.copy_from_slice(data);
-        let aad = Aad::from(authenticated(block, codec, block_bytes, plain.len()));
+        let tag = (&rest[..TAG_BYTES]).try_into().expect("a tag has that many bytes");
+        let aad = Aad::from(authenticated(block, codec, block_bytes, len));
         let key = self.key(&salt);
-        let opened = key.open_in_place_separate_tag(nonce(number), aad, tag, plain, 0..);
-        opened.map(|_| ()).map_err(|_| Undecodable::NotAuthentic)
+        let opened = key.open_in_place_separate_tag(nonce(number), aad, tag, data, 0..);
+        opened.map(|opened| &*opened).map_err(|_| Undecodable::NotAuthentic)
     }
 
     /// The block key of a salt, derived if this handle does not have it.
@@ -480,14 +479,15 @@ mod tests {
         let plain: Vec<u8> = (0..4096_u32).map(|at| at as u8).collect();
         let mut cipher = BlockCipher::new(fixed(1)).unwrap();
         let mut stored = vec![9; sealed_bytes(size, align)];
+        stored[DATA..DATA + size].copy_from_slice(&plain);
         let place = (5, Codec::SealedRaw, size);
-        let len = cipher.seal(place, &plain, &mut stored, align).unwrap();
+        let len = cipher.seal(place, size, &mut stored, align).unwrap();
         assert_eq!(len, 4608);
         assert_eq!(encrypted_len(&stored), Some(size));
         assert!(stored[OVERHEAD + size..].iter().all(|byte| *byte == 0));
-        let mut back = vec![0; size];
-        let mut open = |cipher: &mut BlockCipher, place, stored: &[u8]| {
-            cipher.open(place, stored, &mut back).map(|()| back.clone())
+        let open = |cipher: &mut BlockCipher, place, stored: &[u8]| {
+            let mut stored = stored.to_vec();
+            cipher.open(place, size, &mut stored).map(<[u8]>::to_vec)
         };
         assert_eq!(open(&mut cipher, place, &stored).as_ref(), Ok(&plain));
         let mut reader = BlockCipher::new(fixed(1)).unwrap();
@@ -579,10 +579,9 @@ mod tests {
         assert_eq!(encrypted_len(&stored), Some(32));
         let bytes = LockedMemory::new(VOLUME_KEY).unwrap();
         let mut cipher = BlockCipher::new(Arc::new(VolumeKey { id: 7, bytes })).unwrap();
-        let mut plain = [0; 32];
         let place = (0x0a_0b0c_0d0e, Codec::SealedZstd, 16 << 10);
-        cipher.open(place, &stored, &mut plain).unwrap();
-        assert_eq!(&plain, b"a line that only its owner reads");
+        let plain = cipher.open(place, 32, &mut stored).unwrap();
+        assert_eq!(plain, b"a line that only its owner reads");
     }
 
     #[test]
@@ -593,14 +592,14 @@ mod tests {
             let mut cipher = BlockCipher::new(Arc::clone(&key)).unwrap();
             for _ in 0..3 {
                 let mut stored = [0; 512];
-                cipher.seal((0, Codec::SealedRaw, 4096), &[1; 64], &mut stored, 512).unwrap();
+                cipher.seal((0, Codec::SealedRaw, 4096), 64, &mut stored, 512).unwrap();
                 assert!(seen.insert(stored[..LEN].to_vec()), "a nonce is used twice");
             }
             // After the last block of a key, the handle draws another salt.
             let salt = cipher.keys.own.as_ref().unwrap().0;
             cipher.keys.next = BLOCKS_PER_KEY;
             let mut stored = [0; 512];
-            cipher.seal((0, Codec::SealedRaw, 4096), &[1; 64], &mut stored, 512).unwrap();
+            cipher.seal((0, Codec::SealedRaw, 4096), 64, &mut stored, 512).unwrap();
             assert!(stored[..NUMBER] != salt && stored[NUMBER..LEN] == [0; 8]);
         }
     }
@@ -611,18 +610,17 @@ mod tests {
         let place = (0, Codec::SealedRaw, 64);
         let stored: Vec<_> = (0..KEYS_KEPT as u8 * 2)
             .map(|byte| {
-                let mut stored = [0; 512];
+                let mut stored = [byte; 512];
                 let mut writer = BlockCipher::new(Arc::clone(&key)).unwrap();
-                writer.seal(place, &[byte; 64], &mut stored, 512).unwrap();
+                writer.seal(place, 64, &mut stored, 512).unwrap();
                 stored
             })
             .collect();
         let mut reader = BlockCipher::new(key).unwrap();
         for _ in 0..2 {
             for (byte, stored) in (0..).zip(&stored) {
-                let mut plain = [0; 64];
-                reader.open(place, stored, &mut plain).unwrap();
-                assert_eq!(plain, [byte; 64]);
+                let mut stored = *stored;
+                assert_eq!(reader.open(place, 64, &mut stored), Ok(&[byte; 64][..]));
             }
         }
     }

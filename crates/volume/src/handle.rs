@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
 use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::{Codec, Entry};
-use blockyard_volume_format::sealed::SealedBlock;
+use blockyard_volume_format::sealed::{DATA, SealedBlock};
 use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use crate::codec::{self, Compression, Packer};
@@ -61,12 +62,7 @@ pub enum Outcome {
 }
 
 /// Fills the part of block `index` of a write that is in `part`.
-fn fill_part(
-    index: usize,
-    block: &mut [u8],
-    part: &std::ops::Range<usize>,
-    fill: &dyn Fn(usize, &mut [u8]),
-) {
+fn fill_part(index: usize, block: &mut [u8], part: &Range<usize>, fill: &dyn Fn(usize, &mut [u8])) {
     let start = index * block.len();
     let (from, to) = (part.start.max(start), part.end.min(start + block.len()));
     fill(from - part.start, &mut block[from - start..to - start]);
@@ -272,7 +268,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         &mut self,
         block: u64,
         found: &[Lookup],
-        window: impl Fn(u64) -> std::ops::Range<usize>,
+        window: impl Fn(u64) -> Range<usize>,
         sink: &mut impl FnMut(&[u8]),
     ) -> Result<usize, Status> {
         let size = self.block_bytes();
@@ -324,10 +320,9 @@ impl<D: SegmentStore> VolumeHandle<D> {
     /// Reads a block into `plain` and returns what the map said of it.
     fn load(&mut self, block: u64, found: Lookup) -> Result<Lookup, Status> {
         let decode = |handle: &mut Self, codec: Codec, len: usize| {
-            let size = handle.block_bytes();
-            let (stored, plain) = (&handle.stored[..len], handle.plain.first(size));
-            let cipher = handle.cipher.as_mut();
-            codec::decode_block(cipher, (block, codec), stored, plain, &mut handle.packing)
+            let place = handle.decode((block, codec), len)?;
+            handle.move_to_plain(place);
+            Ok(())
         };
         let found = self.load_stored(block, found, decode)?;
         match &found {
@@ -335,7 +330,10 @@ impl<D: SegmentStore> VolumeHandle<D> {
                 let size = self.block_bytes();
                 self.plain.first(size).fill(0);
             }
-            Lookup::Memory { payload, index, .. } => _ = self.remember(block, payload, *index),
+            Lookup::Memory { payload, index, .. } => {
+                let place = self.decode_pending(block, payload, *index);
+                self.move_to_plain(place);
+            }
             Lookup::Disk(_) | Lookup::NotResident(_) => {}
         }
         Ok(found)
@@ -496,15 +494,21 @@ impl<D: SegmentStore> VolumeHandle<D> {
         durable: bool,
     ) -> Outcome {
         let size = self.block_bytes() as u64;
+        // Encrypted blocks are encrypted where they are filled, after their salt and number.
+        let (distance, lead) = match self.cipher {
+            Some(_) => (sealed_bytes(size as usize, self.pool.align() as usize), DATA),
+            None => (size as usize, 0),
+        };
         if let Err(status) = self.prefetch(first, end) {
             return Outcome::Ended(status);
         }
         loop {
-            let Some(mut raw) = self.memory(((end - first) * size) as usize) else {
+            let Some(mut raw) = self.memory((end - first) as usize * distance) else {
                 return Outcome::Full;
             };
             let mut edges = [None, None];
-            let mut partial = [(first, offset > 0), (end - 1, offset + len < raw.len())];
+            let is_cut = ((offset + len) as u64) < (end - first) * size;
+            let mut partial = [(first, offset > 0), (end - 1, is_cut)];
             if end - first == 1 {
                 partial = [(first, partial[0].1 || partial[1].1), (first, false)];
             }
@@ -513,7 +517,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                     Ok(found) => *edge = Some((block, found)),
                     Err(status) => return Outcome::Ended(status),
                 }
-                let at = ((block - first) * size) as usize;
+                let at = (block - first) as usize * distance + lead;
                 raw[at..at + size as usize].copy_from_slice(&self.plain[..size as usize]);
             }
             let copied = [0, 1].map(|at| edges[at].as_ref().and_then(|(_, it)| it.unsettled()));
@@ -522,10 +526,11 @@ impl<D: SegmentStore> VolumeHandle<D> {
             if token == NO_REPLY && copied != [None, None] {
                 return Outcome::Full;
             }
+            let part = offset..offset + len;
             let payload = match &self.cipher {
-                None => self.seal(raw, offset..offset + len, fill),
-                Some(_) => match self.encrypt(raw, first, offset..offset + len, fill) {
-                    Ok(payload) => payload,
+                None => self.seal(raw, &part, fill),
+                Some(_) => match self.encrypt(raw, first, &part, fill) {
+                    Ok(payload) => Some(payload),
                     Err(error) => {
                         tracing::error!("{}: {error}", self.volume.meta.name);
                         return Outcome::Ended(Status::IoErr);
@@ -557,14 +562,14 @@ impl<D: SegmentStore> VolumeHandle<D> {
     fn seal(
         &mut self,
         mut raw: Buffer,
-        part: std::ops::Range<usize>,
+        part: &Range<usize>,
         fill: &dyn Fn(usize, &mut [u8]),
     ) -> Option<Arc<Payload>> {
         let size = self.block_bytes();
         let mut blocks = Vec::with_capacity(raw.len() / size);
         if self.packer.is_idle() {
             for (index, block) in raw.chunks_mut(size).enumerate() {
-                fill_part(index, block, &part, fill);
+                fill_part(index, block, part, fill);
                 let (offset, len) = ((index * size) as u32, size as u32);
                 blocks.push(Stored { offset, len, codec: Codec::Raw, crc: crc(block) });
             }
@@ -574,7 +579,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         let mut packed = self.memory(raw.len())?;
         let mut at = 0;
         for (index, block) in raw.chunks_mut(size).enumerate() {
-            fill_part(index, block, &part, fill);
+            fill_part(index, block, part, fill);
             let (codec, stored) = match self.packer.compress(block, &mut self.packing, align) {
                 Some((codec, len)) => (codec, &self.packing[..len]),
                 None => (Codec::Raw, &*block),
@@ -588,36 +593,49 @@ impl<D: SegmentStore> VolumeHandle<D> {
         Some(Arc::new(Payload::new(packed, blocks)))
     }
 
-    /// Fills a part of some blocks from block `first` on, compresses, encrypts and checksums them.
-    /// `None` if there is no memory now.
+    /// Fills a part of some blocks from block `first` on, compresses, encrypts and checksums them,
+    /// one after the other in `stored`. Each begins where it would be if none were compressed, with
+    /// [`DATA`] bytes before it.
     fn encrypt(
         &mut self,
-        mut raw: Buffer,
+        mut stored: Buffer,
         first: u64,
-        part: std::ops::Range<usize>,
+        part: &Range<usize>,
         fill: &dyn Fn(usize, &mut [u8]),
-    ) -> Result<Option<Arc<Payload>>, VolumeError> {
+    ) -> Result<Arc<Payload>, VolumeError> {
         let (size, align) = (self.block_bytes(), self.pool.align() as usize);
-        let count = raw.len() / size;
-        let Some(mut sealed) = self.memory(count * sealed_bytes(size, align)) else {
-            return Ok(None);
-        };
+        let longest = sealed_bytes(size, align);
+        let count = stored.len() / longest;
         let cipher = self.cipher.as_mut().expect("the caller has seen it");
         let mut blocks = Vec::with_capacity(count);
         let mut at = 0;
-        for (index, block) in raw.chunks_mut(size).enumerate() {
-            fill_part(index, block, &part, fill);
+        for index in 0..count {
+            let from = index * longest + DATA;
+            let block = &mut stored[from..from + size];
+            fill_part(index, block, part, fill);
             let packed = self.packer.compress_for_sealing(block, &mut self.packing, align);
-            let (codec, plain) = packed.unwrap_or((Codec::Raw, block));
+            let (codec, len) = match packed {
+                Some((codec, packed)) => {
+                    stored[at + DATA..at + DATA + packed.len()].copy_from_slice(packed);
+                    (codec, packed.len())
+                }
+                None => {
+                    // Blocks before it were compressed.
+                    if at + DATA < from {
+                        stored.copy_within(from..from + size, at + DATA);
+                    }
+                    (Codec::Raw, size)
+                }
+            };
             let codec = codec.sealed();
             let place = (first + index as u64, codec, size);
-            let len = cipher.seal(place, plain, &mut sealed[at..], align)?;
-            let crc = crc(&sealed[at..at + len]);
+            let len = cipher.seal(place, len, &mut stored[at..], align)?;
+            let crc = crc(&stored[at..at + len]);
             blocks.push(Stored { offset: at as u32, len: len as u32, codec, crc });
             at += len;
         }
-        sealed.truncate(at);
-        Ok(Some(Arc::new(Payload::new(sealed, blocks))))
+        stored.truncate(at);
+        Ok(Arc::new(Payload::new(stored, blocks)))
     }
 
     /// Makes a range of whole blocks in one span zeros.
@@ -915,35 +933,63 @@ impl<D: SegmentStore> VolumeHandle<D> {
         (count, bytes)
     }
 
-    /// Decodes a block from its stored bytes, if their checksum is right and, in an encrypted
-    /// volume, they are authentic.
+    /// Decodes a block from its stored bytes, in place where it is not compressed. `None` if their
+    /// checksum is wrong or, in an encrypted volume, they are not authentic.
     pub(crate) fn unpack<'a>(
         &'a mut self,
         block: u64,
         entry: &Entry,
-        stored: &'a [u8],
+        stored: &'a mut [u8],
     ) -> Option<&'a [u8]> {
         if crc(stored) != entry.crc() {
             return None;
         }
         let size = self.block_bytes();
-        if entry.codec() == Codec::Raw && self.cipher.is_none() {
-            return (stored.len() == size).then_some(stored);
-        }
-        let (place, plain) = ((block, entry.codec()), self.plain.first(size));
-        let cipher = self.cipher.as_mut();
-        codec::decode_block(cipher, place, stored, plain, &mut self.packing).ok()?;
-        Some(&*plain)
+        let (number, plain) = ((block, entry.codec()), self.plain.first(size));
+        let place = codec::decode_block(self.cipher.as_mut(), number, stored, plain).ok()?;
+        Some(match place {
+            Some(place) => &stored[place],
+            None => plain,
+        })
     }
 
     /// Reads a pending block from memory.
     pub(crate) fn remember(&mut self, block: u64, payload: &Payload, index: u32) -> &[u8] {
+        match self.decode_pending(block, payload, index) {
+            Some(place) => &self.stored[place],
+            None => &self.plain[..self.block_bytes()],
+        }
+    }
+
+    fn decode_pending(
+        &mut self,
+        block: u64,
+        payload: &Payload,
+        index: u32,
+    ) -> Option<Range<usize>> {
+        let (bytes, codec) = (payload.stored(index), payload.blocks()[index as usize].codec);
+        self.stored.first(bytes.len()).copy_from_slice(bytes);
+        let decoded = self.decode((block, codec), bytes.len());
+        decoded.expect("what was encoded here comes back")
+    }
+
+    /// Decodes the first `len` bytes of `stored`. Returns where in `stored` the block is; `None` if
+    /// it is in `plain`.
+    fn decode(
+        &mut self,
+        number: (u64, Codec),
+        len: usize,
+    ) -> Result<Option<Range<usize>>, Undecodable> {
         let size = self.block_bytes();
-        let (stored, codec) = (payload.stored(index), payload.blocks()[index as usize].codec);
-        let (plain, cipher) = (self.plain.first(size), self.cipher.as_mut());
-        let decoded = codec::decode_block(cipher, (block, codec), stored, plain, &mut self.packing);
-        decoded.expect("what was encoded here comes back");
-        &self.plain[..size]
+        let (stored, plain) = (self.stored.first(len), self.plain.first(size));
+        codec::decode_block(self.cipher.as_mut(), number, stored, plain)
+    }
+
+    /// Copies a block that is in `stored` to `plain`.
+    fn move_to_plain(&mut self, place: Option<Range<usize>>) {
+        if let Some(place) = place {
+            self.plain.first(place.len()).copy_from_slice(&self.stored[place]);
+        }
     }
 
     /// The pool.

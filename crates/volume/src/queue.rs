@@ -47,6 +47,10 @@ const CHECK_NS: (u64, u64) = (20_000, 1_000_000);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 const SLEEP_BLOCKED: Duration = Duration::from_micros(200);
 
+/// Most finished reads that the queue takes at once. Decoding a block takes microseconds. The owner
+/// can start other reads in between, so that the disk has some to do meanwhile.
+const READS_AT_ONCE: usize = 4;
+
 /// How often a queue that waits for a rate limit looks whether the limit has changed, at least.
 const LIMIT_CHECK_NS: u64 = 100_000_000;
 
@@ -69,6 +73,8 @@ pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
     rates: Arc<Rates>,
     /// Made by the first read.
     reading: Option<Reading<D>>,
+    /// Finished reads were left for the next call.
+    has_reads: bool,
     /// The eventfd that the committer rings while the owner sleeps, and that finished reads ring.
     event_fd: Option<EventFd>,
     /// The owner's event loop polls the eventfd.
@@ -98,6 +104,7 @@ impl<D: SegmentStore> VolumeQueue<D> {
             sync: now.sync,
             rates: Arc::clone(&now.rates),
             reading: None,
+            has_reads: false,
             event_fd: None,
             listens: false,
             dozed: false,
@@ -181,30 +188,34 @@ impl<D: SegmentStore> VolumeQueue<D> {
         None
     }
 
-    /// Takes finished reads. Returns whether there were any.
+    /// Takes finished reads, [`READS_AT_ONCE`] at most. Returns whether there were any.
     fn take_reads(&mut self, done: &mut CompletionBatch) -> bool {
-        let VolumeQueue { reading: Some(reading), handle, waiting, free, .. } = self else {
+        let VolumeQueue { reading: Some(reading), has_reads, handle, waiting, free, .. } = self
+        else {
             return false;
         };
         let mut found = false;
-        while let Some(ended) = reading.take() {
+        for _ in 0..READS_AT_ONCE {
+            let Some(ended) = reading.take() else { break };
             found = true;
             let waits = &mut waiting[ended.slot as usize];
             let Some(started) = waits.started.take() else { continue };
-            let status = reading.finish(handle, &ended, &started);
+            let slot = ended.slot;
+            let status = reading.finish(handle, ended, &started);
             if !status.is_ok() {
                 waits.status = status;
             }
             waits.left -= 1;
             if waits.left == 0 {
                 done.complete(started, waits.status);
-                free.push(ended.slot);
+                free.push(slot);
             } else {
                 waits.started = Some(started);
             }
         }
         // Submit the reads that were short, for their remaining bytes.
         reading.submit();
+        *has_reads = reading.is_any();
         found
     }
 
@@ -421,7 +432,7 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
     }
 
     fn due(&self) -> Due {
-        if self.handle.is_any() {
+        if self.handle.is_any() || self.has_reads {
             return Due::At(Nanos(0));
         }
         let looks = self.blocked || !self.listens;
@@ -629,7 +640,12 @@ impl<D: SegmentStore> Reading<D> {
     }
 
     /// Copies the data of a finished run into the request, and returns the status.
-    fn finish(&mut self, handle: &mut VolumeHandle<D>, ended: &Ended, started: &Started) -> Status {
+    fn finish(
+        &mut self,
+        handle: &mut VolumeHandle<D>,
+        mut ended: Ended,
+        started: &Started,
+    ) -> Status {
         let row = std::mem::take(&mut self.rows[ended.number as usize]);
         let size = handle.block_bytes() as u64;
         let mut status = Status::Ok;
@@ -637,7 +653,7 @@ impl<D: SegmentStore> Reading<D> {
         for (block, entry) in (row.first..).zip(&row.entries) {
             let len = entry.stored_bytes() as usize;
             let (place, part) = window(started, size, block);
-            let stored = ended.buffer.as_ref().map(|buffer| &buffer[from..from + len]);
+            let stored = ended.buffer.as_mut().map(|buffer| &mut buffer[from..from + len]);
             from += len;
             if let Some(plain) = stored.and_then(|stored| handle.unpack(block, entry, stored)) {
                 put_at(started, place, &plain[part]);

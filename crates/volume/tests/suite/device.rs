@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockyard_core::blocking::Io;
-use blockyard_core::{Bio, Flags, Op, Sector, Status};
+use blockyard_core::channel::{Channel, ChannelConfig, ChannelStats, Stack};
+use blockyard_core::{Bio, BufRef, Device, Due, Flags, Nanos, Op, Region, Sector, Status};
+use blockyard_store::StoreKind;
 use blockyard_testing::channel::handle;
+use blockyard_testing::clock::ManualClock;
 use blockyard_testing::temp_dir::TempDir;
 use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
 use blockyard_volume_admin::check::check;
@@ -53,6 +56,55 @@ fn written_data_are_there_when_the_pool_is_opened_again() {
             io.write(Sector(at as u64 / 512), &data, flags).unwrap();
             model[at..at + len].copy_from_slice(&data);
         }
+    }
+}
+
+/// Reads by blocking calls have finished when they are started. A device queue decodes some of them
+/// at a time, and says that it is due until it has completed all.
+#[test]
+fn finished_reads_are_completed_a_few_at_a_time() {
+    const READS: u64 = 16;
+    let place = place("few-reads");
+    let config = VolumeConfig {
+        volblocksize: 4096,
+        store: Some(StoreKind::Threads),
+        ..config(place.path().join("pool"))
+    };
+    let volume = Volume::open(config.clone()).unwrap();
+    // Reads of neighbouring sectors would be merged.
+    let sector = |number: u64| Sector(number * 2 * 8);
+    for number in 0..READS {
+        handle(&volume).write(sector(number), &[number as u8 + 1; 4096], Flags::NONE).unwrap();
+    }
+    drop(volume);
+    let volume = Volume::open(config).unwrap();
+    let (queue, stats) = (volume.open_queue().unwrap(), ChannelStats::new());
+    let (config, clock) = (ChannelConfig::default(), ManualClock::new());
+    let (geometry, limits) = (volume.geometry(), volume.limits());
+    let mut channel = Stack::new(config, geometry, limits, queue, clock, stats);
+    let region = Region::alloc(READS as usize * 4096);
+    let id = channel.register(Arc::clone(&region));
+    let read = |number: u64| {
+        let buf = BufRef { region: id, offset: number * 4096 };
+        Bio::read(sector(number), 8, buf)
+    };
+    let reads: Vec<Bio> = (0..READS).map(read).collect();
+    assert_eq!(channel.push(&reads), reads.len());
+    channel.submit();
+    let (mut done, mut calls) = (Vec::new(), 0);
+    while done.len() < reads.len() {
+        assert_eq!(channel.due(), Due::At(Nanos(0)), "after {} reads", done.len());
+        channel.reap(&mut done);
+        calls += 1;
+        assert!(calls <= reads.len(), "{} of {} have ended", done.len(), reads.len());
+    }
+    assert!(calls > 1, "all at once");
+    assert_eq!(channel.due(), Due::Never);
+    assert!(done.iter().all(|end| end.status.is_ok()));
+    let mut found = [0; 4096];
+    for number in 0..READS {
+        region.read(number * 4096, &mut found);
+        assert_eq!(found, [number as u8 + 1; 4096], "read {number}");
     }
 }
 
