@@ -163,6 +163,98 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     assert!(!witness.list("").iter().any(strange), "objects outside of the prefix");
 }
 
+/// A daemon of the machine that has its state in a folder.
+fn serve_on(store: &S3Server, state: &Place, more: &str) -> Yard {
+    let mut env = env_of(store);
+    env.push(format!("XDG_STATE_HOME={}", state.path().display()));
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    Yard::serve_below(Place::new(), &env, &[&format!("volume:///v0?path={POOL}{more}")])
+}
+
+/// Kills a daemon while the object store does not run, and starts the store again.
+fn kill(mut yard: Yard, store: &mut S3Server) {
+    yard.signal("KILL");
+    assert!(!yard.end().success());
+    store.restart();
+}
+
+/// The lag of the pool of a daemon: bytes and batches.
+fn lag(yard: &Yard) -> (u64, u64) {
+    let status = yard.command(&["pool", "status", POOL, "--json"]).ok().json();
+    let upload = &status[0]["upload"];
+    assert_eq!(upload["ack"], "local", "{status}");
+    (upload["lag_bytes"].as_u64().unwrap(), upload["lag_batches"].as_u64().unwrap())
+}
+
+/// With `ack=local` writes with FUA are acknowledged while the object store does not run. The
+/// machine has them after a kill. Another machine has what was uploaded.
+fn a_local_log_outlives_a_kill(program: S3Program) {
+    let (folder, machines) = (Place::new(), [Place::new(), Place::new()]);
+    let Some(mut store) = program.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let write = |yard: &Yard, letter: char, at: u64| {
+        let write = format!("h.pwrite(b'{letter}' * 4096, {at}, nbd.CMD_FLAG_FUA)");
+        nbdsh(&yard.uri("v0"), &format!("import nbd\n{write}"));
+    };
+    let check = |yard: &Yard, letters: &str| {
+        let has = letters.chars().zip((0..).step_by(4096)).map(|(letter, at)| match letter {
+            '-' => format!("assert h.pread(4096, {at}) == bytes(4096)"),
+            _ => format!("assert h.pread(4096, {at}) == b'{letter}' * 4096"),
+        });
+        nbdsh(&yard.uri("v0"), &has.collect::<Vec<_>>().join("\n"));
+    };
+    let yard = serve_on(&store, &machines[0], "&pool_size=2G&size=64M&ack=local&max_lag=32M");
+    let add = format!("volume:///v1?path={POOL}&size=16M&ack=object");
+    yard.command(&["add", &add]).fails().says(&["invalid ack `object`: expected `local`, as `s3:"]);
+    store.kill();
+    write(&yard, 'a', 0);
+    write(&yard, 'b', 4096);
+    let (bytes, batches) = lag(&yard);
+    assert!(bytes > 8192 && batches > 0, "{bytes} bytes in {batches} batches");
+    let status = yard.command(&["pool", "status", POOL]).ok();
+    assert!(status.out.contains("upload: ack=local, the object store lacks"), "{status}");
+    kill(yard, &mut store);
+
+    let listed = command_at(machines[0].path(), &store, &["volume", "list", POOL]).ok();
+    assert!(listed.out.contains("v0"), "{listed}");
+    let elsewhere = command(&store, &["volume", "list", POOL]).ok();
+    assert!(!elsewhere.out.contains("v0"), "{elsewhere}");
+    command_at(machines[0].path(), &store, &["volume", "check", POOL]).ok();
+    // The log is used, also if the pool is not opened with ack=local.
+    let mut yard = serve_on(&store, &machines[0], "");
+    check(&yard, "ab--");
+    write(&yard, 'c', 8192);
+    yard.signal("TERM");
+    yard.end();
+
+    let yard = serve_on(&store, &machines[0], "&ack=local");
+    store.kill();
+    write(&yard, 'd', 12288);
+    kill(yard, &mut store);
+    let mut other = serve_on(&store, &machines[1], "&ack=local");
+    check(&other, "abc-");
+    write(&other, 'e', 12288);
+    other.signal("TERM");
+    other.end();
+    let yard = serve_on(&store, &machines[0], "&ack=local");
+    check(&yard, "abce");
+    let complained = yard.complained();
+    assert!(complained.contains("another machine has taken over the pool: "), "{complained}");
+    let machine = machines[0].path().display().to_string();
+    let lost = run(&["find", &machine, "-name", "lost-*"]).ok();
+    assert!(!lost.out.is_empty(), "{lost}");
+}
+
+#[test]
+fn a_local_log_outlives_a_kill_with_minio() {
+    a_local_log_outlives_a_kill(S3Program::Minio);
+}
+
+#[test]
+fn a_local_log_outlives_a_kill_with_versitygw() {
+    a_local_log_outlives_a_kill(S3Program::Versitygw);
+}
+
 /// The bug: a command found the daemon by the URI of the pool alone, and changed the pool of the
 /// same URI in another object store.
 #[test]

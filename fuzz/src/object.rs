@@ -2,8 +2,9 @@
 //! bytes. An accepted object is consistent, and no byte of it can change unnoticed.
 
 use blockyard_volume_format::object::batch::{
-    self, Batch, BatchOperation, BatchRecord, PAYLOAD_AT, SUPERBLOCK,
+    self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT, SUPERBLOCK,
 };
+use blockyard_volume_format::object::local_log::{self, GroupsEnd, LogFile};
 use blockyard_volume_format::object::manifest::{Manifest, Removal, Replay};
 use blockyard_volume_format::object::table::{self, TableExtent};
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
@@ -17,11 +18,7 @@ use crate::input::Input;
 pub fn object(bytes: &[u8]) {
     _ = ObjectHeader::parse(bytes);
     if let Ok(found) = Batch::parse(bytes) {
-        let writes = found.records.iter().map(|record| match record.operation {
-            BatchOperation::Write { len, .. } => len as usize,
-            _ => 0,
-        });
-        assert!(PAYLOAD_AT + writes.sum::<usize>() <= bytes.len());
+        assert!(PAYLOAD_AT as u64 + batch::payload_bytes(&found.records) <= bytes.len() as u64);
     }
     _ = table::parse(bytes);
     _ = Manifest::parse(bytes);
@@ -29,6 +26,61 @@ pub fn object(bytes: &[u8]) {
     batch(&mut input);
     part(&mut input);
     manifest(&mut input);
+}
+
+/// Interprets the bytes as a file of the local log, prints groups with any fields, and cuts and
+/// damages the file.
+///
+/// # Panics
+/// If an inconsistent file is accepted, a group that was durable is lost without an error, or a
+/// printed file does not give the batch of its records.
+pub fn local_log(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let header = header(&mut input, ObjectKind::Batch);
+    let id = (header.epoch, header.number);
+    for start in [Vec::new(), local_log::begin(&header)] {
+        if let Ok(Some(file)) = LogFile::parse(&[&start, bytes].concat(), id) {
+            assert_eq!(batch::payload_bytes(&file.records), file.payload.len() as u64);
+        }
+    }
+    let mut file = local_log::begin(&header);
+    let (mut all, mut payload, mut ends) = (Vec::new(), Vec::new(), vec![(file.len(), 0)]);
+    for _ in 0..input.below(5) {
+        let records: Vec<BatchRecord> = (0..input.below(4))
+            .map(|_| {
+                let (file, len) = (input.choose(&[0, 7, SUPERBLOCK]), input.below(60) as u32);
+                let write = BatchOperation::Write { offset: 4096, len };
+                let operation = input.choose(&[write, BatchOperation::Clear]);
+                BatchRecord { file, operation }
+            })
+            .collect();
+        let bytes = vec![input.byte(); batch::payload_bytes(&records) as usize];
+        let before = GroupsEnd { records: all.len(), payload_bytes: payload.len() };
+        local_log::append(&mut file, id, before, (&records, &bytes));
+        all.extend(records);
+        payload.extend(bytes);
+        ends.push((file.len(), all.len()));
+    }
+    let whole = LogFile::parse(&file, id)
+        .expect("groups that were printed are intact")
+        .expect("the header is intact");
+    assert_eq!((&whole.records, &whole.payload, whole.torn_bytes), (&all, &payload, 0));
+    let found =
+        Batch::parse(&whole.batch(LaterBatches::Replayed)).expect("a whole file gives a batch");
+    assert_eq!((found.header, found.records), (header, all.clone()));
+    // A write of the last group was interrupted.
+    let len = input.word() as usize % (file.len() + 1);
+    let cut = LogFile::parse(&file[..len], id).expect("a file may end anywhere");
+    let complete = ends.iter().rev().find(|(end, _)| *end <= len).map(|(_, records)| *records);
+    assert_eq!(cut.map(|file| file.records), complete.map(|count| all[..count].to_vec()));
+    // A group that is damaged before the last one is not lost silently.
+    let at = input.word() as usize % file.len();
+    file[at] ^= input.byte().max(1);
+    let last = ends.len().checked_sub(2).map_or(0, |index| ends[index].0);
+    match LogFile::parse(&file, id) {
+        Err(_) => {}
+        Ok(found) => assert!(at >= last, "a changed byte {at} is not noticed: {found:?}"),
+    }
 }
 
 fn header(input: &mut Input<'_>, kind: ObjectKind) -> ObjectHeader {
@@ -65,10 +117,13 @@ fn batch(input: &mut Input<'_>) {
         }
         records.push(BatchRecord { file, operation });
     }
-    let (header, through) = (header(input, ObjectKind::Batch), input.word());
-    batch::complete(&mut bytes, &header, through, &records);
+    let (header, later) = (
+        header(input, ObjectKind::Batch),
+        input.choose(&[LaterBatches::Replayed, LaterBatches::Ignored]),
+    );
+    batch::complete(&mut bytes, &header, later, &records);
     match Batch::parse(&bytes) {
-        Ok(found) => assert_eq!(found, Batch { header, through, records }),
+        Ok(found) => assert_eq!(found, Batch { header, later, records }),
         Err(error) => assert!(error.to_string().starts_with("`batch`"), "{error}"),
     }
     damage(input, &mut bytes, |bytes| Batch::parse(bytes).is_ok());

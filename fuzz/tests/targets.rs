@@ -38,6 +38,7 @@ target!(deadline_tunables, blockyard_fuzz::deadline::tunables);
 target!(disk_image, blockyard_fuzz::disk_image::disk_image);
 target!(drive_answers, blockyard_fuzz::drive::drive_answers);
 target!(fuse_wire, blockyard_fuzz::fuse::fuse_wire);
+target!(local_log, blockyard_fuzz::object::local_log);
 target!(media, blockyard_fuzz::media::media);
 target!(nbd_wire, blockyard_fuzz::nbd::nbd_wire);
 target!(nvme_wire, blockyard_fuzz::nvme::nvme_wire);

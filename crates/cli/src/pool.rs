@@ -14,7 +14,7 @@ use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::scrubs::ScrubStateView;
 use blockyard_yard::table::duration;
 use blockyard_yard::view::{StatsView, sparse};
-use blockyard_yard::volumes::{LastScrubView, PoolView, ResyncView};
+use blockyard_yard::volumes::{LastScrubView, PoolView, ResyncView, UploadView};
 use serde_json::{Value, json};
 
 use crate::args::{
@@ -175,6 +175,9 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
         writeln!(out, "  wamp: {ratio:.2}, {written} written for {given} since it was opened")?;
     }
     writeln!(out, "repair: {} blocks and pages in total", view.repaired)?;
+    if let Some(upload) = &view.upload {
+        writeln!(out, "upload: {}", uploading(upload))?;
+    }
     writeln!(out, "copies: {}", view.copies.len().max(1))?;
     for copy in &view.copies {
         writeln!(out, "        {}", shown(copy))?;
@@ -253,6 +256,22 @@ fn resyncing(resync: &ResyncView) -> String {
         }
     };
     format!("resync of {path}: {done} of {total} equal{verified}, {share}% done, {how}")
+}
+
+/// How syncs are acknowledged, and what the object store lacks, in a line.
+fn uploading(upload: &UploadView) -> String {
+    if upload.ack != "local" {
+        return "ack=object".to_owned();
+    }
+    let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
+    format!(
+        "ack=local, the object store lacks {} of at most {}, the oldest for {} of at most {}{}",
+        rounded(upload.lag_bytes),
+        rounded(upload.max_lag_bytes),
+        seconds(upload.lag_ms),
+        seconds(upload.max_lag_ms),
+        if upload.waiting { "; writes wait" } else { "" }
+    )
 }
 
 /// The last scrub in a line, as zpool has it.
@@ -543,6 +562,24 @@ mod tests {
         assert!(trouble(&pool).unwrap().0.contains("A copy is not good"));
         pool.view.failed_read_only = true;
         assert_eq!(pool.health(), "READONLY");
+    }
+
+    #[test]
+    fn a_lag_is_a_line() {
+        let object = UploadView { ack: "object".to_owned(), ..UploadView::default() };
+        assert_eq!(uploading(&object), "ack=object");
+        let local = UploadView {
+            ack: "local".to_owned(),
+            lag_bytes: 3 << 20,
+            lag_ms: 1250,
+            max_lag_bytes: 64 << 20,
+            max_lag_ms: 30_000,
+            waiting: true,
+            ..UploadView::default()
+        };
+        let line = "ack=local, the object store lacks 3M of at most 64M, the oldest for 1.2 s of \
+                    at most 30.0 s; writes wait";
+        assert_eq!(uploading(&local), line);
     }
 
     #[test]

@@ -65,6 +65,17 @@ pub enum BucketError {
     /// The writer of the pool compacts it faster than this process reads it.
     #[error("cannot read the pool: its writer replaces the objects faster than they are read")]
     Changing,
+    /// A file of the local log is damaged, missing, or of another pool.
+    #[error(
+        "cannot open the pool: `{path}`, a file of its local log, {why}; restore it, or move the \
+         directory away to open the pool without the writes that only this log has"
+    )]
+    LocalLog {
+        /// The path of the file.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A number is used up.
     #[error("the pool has too many {what}")]
     Exhausted {

@@ -155,7 +155,6 @@ fn next_manifest(
     manifest.writer = state.header.writer;
     manifest.changes += 1;
     let ObjectHeader { epoch, .. } = state.header;
-    // Without a local log each batch is a group of its own.
     let (first, through) = (state.acknowledged, state.acknowledged);
     manifest.replays = vec![Replay { epoch, first, through }];
     let changed: BTreeSet<usize> =

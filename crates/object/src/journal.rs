@@ -6,9 +6,15 @@
 //!           └──────────── `current`: what reads return ──────┘                          `durable`
 //! ```
 //!
+//! With a local log a sync does not end the open batch. It appends what the batch got to the log,
+//! and returns if what the object store lacks is within the limits ([`Lag`]). The batch ends after
+//! a delay, when it is long enough, or when a write or a sync waits.
+//!
 //! # Invariants
 //!
-//! 1. A batch is acknowledged when the object store has it and all batches before it.
+//! 1. A batch is acknowledged when the object store has it and all batches before it. A sync
+//!    returns when its batches are acknowledged, or are in the local log and the lag is within its
+//!    limits.
 //! 2. A batch is created only if there is no object of its name. A later opener puts a seal in the
 //!    place of the first batch that it does not find. So the writer of an earlier epoch cannot
 //!    create that batch, and acknowledges neither that batch nor a later one.
@@ -23,9 +29,11 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blockyard_store::remote::{Acknowledge, UploadStatus};
 use blockyard_volume_format::object::batch::{
-    self, BatchOperation, BatchRecord, PAYLOAD_AT, SUPERBLOCK,
+    self, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT, SUPERBLOCK, payload_bytes,
 };
+use blockyard_volume_format::object::local_log::GroupsEnd;
 use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::object::sums::CHUNK_BYTES;
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
@@ -39,9 +47,10 @@ use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
+use crate::local_log::{LocalLog, LogGroup};
 use crate::object_reader::{ObjectReader, ReadError};
 use crate::recovery;
-use crate::{BucketSettings, ObjectError};
+use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
 
 /// An opener that finds more epochs to replay compacts the pool before it uses it.
 const REPLAYS_WANTED: usize = 8;
@@ -55,6 +64,8 @@ pub(crate) struct Journal {
     pub(crate) title: String,
     pub(crate) cache: Option<ObjectCache>,
     pub(crate) reader: ObjectReader,
+    /// The local log and its limits, if it acknowledges syncs. It is locked before the state.
+    log: Option<(Mutex<LocalLog>, LocalAcknowledgement)>,
     state: Mutex<State>,
     /// Signalled at each acknowledgement, failure and end of a compaction, and when the log writer
     /// has work.
@@ -69,13 +80,43 @@ pub(crate) struct Journal {
 struct OpenBatch {
     bytes: Vec<u8>,
     records: Vec<BatchRecord>,
+    /// When the first record was added.
+    since: Option<Instant>,
 }
 
 impl OpenBatch {
     fn new() -> OpenBatch {
-        OpenBatch { bytes: vec![0; PAYLOAD_AT], records: Vec::new() }
+        OpenBatch { bytes: vec![0; PAYLOAD_AT], records: Vec::new(), since: None }
     }
 }
+
+/// What has to happen before a sync returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SyncPoint {
+    /// This number of batches is acknowledged.
+    batches: u64,
+    /// Or the lag is within its limits: the local log has the batches.
+    is_logged: bool,
+}
+
+impl SyncPoint {
+    /// Nothing has to happen.
+    pub(crate) const NOTHING: SyncPoint = SyncPoint { batches: 0, is_logged: false };
+}
+
+/// What the object store lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lag {
+    /// The bytes of the batches.
+    pub bytes: u64,
+    /// The number of batches.
+    pub batches: u64,
+    /// The age of the oldest write.
+    pub time: Duration,
+}
+
+/// A warning that writes wait comes at most once in this time.
+const WARNING_PERIOD: Duration = Duration::from_secs(60);
 
 /// A batch that is being uploaded, or waits for that.
 #[derive(Debug)]
@@ -83,6 +124,8 @@ struct Upload {
     bytes: Bytes,
     records: Vec<BatchRecord>,
     state: UploadState,
+    /// When its first record was added.
+    since: Option<Instant>,
 }
 
 /// The state of an upload.
@@ -130,6 +173,12 @@ pub(crate) struct State {
     /// The number of the next segment or part of the table.
     pub(crate) next_object: u64,
     is_compacting: bool,
+    /// How often writes and syncs have waited because of the lag.
+    lag_waits: u64,
+    /// How many writes wait now.
+    waiting: u64,
+    /// When a log line said last that they wait.
+    warned: Option<Instant>,
     /// The length of segments, as the superblock has it; 0 until that was read or made.
     pub(crate) layout_segment_bytes: u32,
 }
@@ -159,6 +208,9 @@ impl State {
             e_tag,
             next_object: 0,
             is_compacting: false,
+            lag_waits: 0,
+            waiting: 0,
+            warned: None,
             layout_segment_bytes: 0,
         }
     }
@@ -193,8 +245,9 @@ impl State {
         self.failed.as_ref().map(|why| io::Error::other(why.to_string()))
     }
 
-    /// Adds a write to the open batch; the bytes are the parts together.
-    fn add(&mut self, record: BatchRecord, parts: &[&[u8]]) {
+    /// Adds a write to the open batch at the time `now`; the bytes are the parts together.
+    fn add(&mut self, record: BatchRecord, parts: &[&[u8]], now: Instant) {
+        self.open.since.get_or_insert(now);
         let object = ObjectId::batch(self.header.epoch, self.open_number());
         let at = self.open.bytes.len();
         parts.iter().for_each(|part| self.open.bytes.extend_from_slice(part));
@@ -210,13 +263,57 @@ impl State {
         }
         let number = self.open_number();
         let object = ObjectId::batch(self.header.epoch, number);
-        let OpenBatch { mut bytes, records } = std::mem::replace(&mut self.open, OpenBatch::new());
+        let OpenBatch { mut bytes, records, since } =
+            std::mem::replace(&mut self.open, OpenBatch::new());
         let header = ObjectHeader { kind: ObjectKind::Batch, number, ..self.header };
-        batch::complete(&mut bytes, &header, number + 1, &records);
+        batch::complete(&mut bytes, &header, LaterBatches::Replayed, &records);
         let bytes = Bytes::from(bytes);
         self.keep_body(object, bytes.clone());
         self.uploads_bytes += bytes.len() as u64;
-        self.uploads.push_back(Upload { bytes, records, state: UploadState::Waiting });
+        self.uploads.push_back(Upload { bytes, records, state: UploadState::Waiting, since });
+    }
+
+    /// What the object store lacks, at the time `now`.
+    pub(crate) fn lag(&self, now: Instant) -> Lag {
+        let oldest = self.uploads.front().map_or(self.open.since, |upload| upload.since);
+        Lag {
+            bytes: self.lag_bytes(),
+            batches: self.uploads.len() as u64 + u64::from(!self.open.records.is_empty()),
+            time: oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
+        }
+    }
+
+    /// The bytes of the batches that the object store lacks.
+    fn lag_bytes(&self) -> u64 {
+        let OpenBatch { bytes, records, .. } = &self.open;
+        let open_bytes = match records.len() {
+            0 => 0,
+            count => batch::len_bytes(bytes.len(), count) as u64,
+        };
+        self.uploads_bytes + open_bytes
+    }
+
+    /// What the batches got that the local log does not have: its end is `end`.
+    fn groups_after(&self, end: (u64, GroupsEnd)) -> Vec<LogGroup> {
+        let first = end.0.max(self.acknowledged);
+        let mut groups = Vec::new();
+        for number in first..=self.open_number() {
+            let before = if number == end.0 { end.1 } else { GroupsEnd::default() };
+            let index = (number - self.acknowledged) as usize;
+            let upload = self.uploads.get(index);
+            let records = upload.map_or(&self.open.records, |upload| &upload.records);
+            let records = records[before.records..].to_vec();
+            let from = PAYLOAD_AT + before.payload_bytes;
+            let range = from..from + payload_bytes(&records) as usize;
+            let payload = match upload {
+                Some(upload) => upload.bytes.slice(range),
+                None => Bytes::copy_from_slice(&self.open.bytes[range]),
+            };
+            if !records.is_empty() {
+                groups.push(LogGroup { number, before, records, payload });
+            }
+        }
+        groups
     }
 
     /// Acknowledges the oldest batches if they are there.
@@ -255,6 +352,16 @@ impl State {
     }
 }
 
+/// Whether what the object store lacks is within the limits, so that the local log acknowledges a
+/// sync. The creation of a pool is acknowledged by the object store: an opener elsewhere takes a
+/// pool without a superblock for the remains of an interrupted creation.
+fn is_within(state: &State, limits: &LocalAcknowledgement, now: Instant) -> bool {
+    let lag = state.lag(now);
+    state.durable.superblock.is_some()
+        && lag.bytes <= limits.lag_bytes_max
+        && lag.time <= limits.lag_time_max
+}
+
 /// Executes the records of a batch.
 pub(crate) fn apply_all(
     space: &mut PoolImage,
@@ -291,6 +398,7 @@ impl Journal {
         client: Arc<ObjectClient>,
         settings: BucketSettings,
         (title, cache): (String, Option<ObjectCache>),
+        log: Option<LocalLog>,
         state: State,
         handle: Handle,
     ) -> Journal {
@@ -301,6 +409,7 @@ impl Journal {
             settings,
             title,
             cache,
+            log: log.zip(settings.local).map(|(log, limits)| (Mutex::new(log), limits)),
             state: Mutex::new(state),
             changed: Notify::new(),
             handle,
@@ -329,12 +438,80 @@ impl Journal {
     }
 
     /// Ends the uploads and the compaction, as if the process had ended. Then the pool can be
-    /// opened again.
-    pub(crate) fn close(&self, runtime: &Runtime) {
+    /// opened again. What only the local log has is uploaded before, if that takes no longer than
+    /// the limit.
+    pub(crate) fn close(self: &Arc<Self>, runtime: &Runtime) {
+        if let Some((_, limits)) = &self.log
+            && !limits.close_time.is_zero()
+        {
+            self.upload_all(runtime, limits.close_time);
+        }
         self.state().failed.get_or_insert_with(|| "the pool is closed".into());
         self.signal();
         let mut tasks = std::mem::take(&mut *self.tasks());
         runtime.block_on(tasks.shutdown());
+    }
+
+    /// Uploads all batches. Says what is left after `time_max`.
+    fn upload_all(self: &Arc<Self>, runtime: &Runtime, time_max: Duration) {
+        let mut state = self.state();
+        if state.failed.is_some() {
+            return;
+        }
+        state.close_batch();
+        self.start_uploads(&mut state);
+        drop(state);
+        let uploaded = self.until(|| {
+            let state = self.state();
+            (state.uploads.is_empty() || state.failed.is_some()).then_some(())
+        });
+        _ = runtime.block_on(async { tokio::time::timeout(time_max, uploaded).await });
+        let lag = self.lag();
+        if lag.batches > 0 {
+            tracing::warn!(
+                "{}: the object store lacks {} batches with {} bytes; the next opening on this \
+                 machine uploads what its local log has of them",
+                self.title,
+                lag.batches,
+                lag.bytes
+            );
+        }
+        if let Some((log, _)) = &self.log {
+            let acknowledged = self.state().acknowledged;
+            log.lock().unwrap_or_else(PoisonError::into_inner).remove_below(acknowledged);
+        }
+    }
+
+    /// What the object store lacks.
+    pub(crate) fn lag(&self) -> Lag {
+        let now = self.now();
+        self.state().lag(now)
+    }
+
+    /// The state of the uploads.
+    pub(crate) fn upload_status(&self) -> UploadStatus {
+        let now = self.now();
+        let state = self.state();
+        let lag = state.lag(now);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let limits = self.log.as_ref().map(|(_, limits)| *limits);
+        let is_late = limits.is_some_and(|limits| !is_within(&state, &limits, now));
+        UploadStatus {
+            acknowledge: limits.map_or(Acknowledge::Object, |_| Acknowledge::Local),
+            lag_bytes: lag.bytes,
+            lag_batches: lag.batches,
+            lag_ms: millis(lag.time),
+            max_lag_bytes: limits.map_or(0, |limits| limits.lag_bytes_max),
+            max_lag_ms: limits.map_or(0, |limits| millis(limits.lag_time_max)),
+            waits: state.lag_waits,
+            is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
+        }
+    }
+
+    /// The time on the clock of the runtime.
+    fn now(&self) -> Instant {
+        let _context = self.handle.enter();
+        Instant::now()
     }
 
     fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
@@ -359,76 +536,171 @@ impl Journal {
 
     /// Waits until `check`, which may lock the state, returns a value. Executes tasks of the
     /// runtime meanwhile, if it has one thread and no other thread does.
-    pub(crate) fn wait_until<T>(
-        &self,
-        runtime: &Runtime,
-        mut check: impl FnMut() -> Option<T>,
-    ) -> T {
-        runtime.block_on(async {
-            loop {
-                let mut changed = pin!(self.changed.notified());
-                // From here on a signal is not missed.
-                changed.as_mut().enable();
-                if let Some(value) = check() {
-                    return value;
-                }
-                changed.await;
-            }
-        })
+    pub(crate) fn wait_until<T>(&self, runtime: &Runtime, check: impl FnMut() -> Option<T>) -> T {
+        runtime.block_on(self.until(check))
     }
 
-    /// Appends an operation with its bytes; waits while too many bytes are in memory.
+    async fn until<T>(&self, mut check: impl FnMut() -> Option<T>) -> T {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // From here on a signal is not missed.
+            changed.as_mut().enable();
+            if let Some(value) = check() {
+                return value;
+            }
+            changed.await;
+        }
+    }
+
+    /// Appends an operation with its bytes; waits while too many bytes are in memory, or the object
+    /// store lacks too many.
     pub(crate) fn append(
         self: &Arc<Self>,
         runtime: &Runtime,
         record: BatchRecord,
         parts: &[&[u8]],
     ) -> io::Result<()> {
-        let has_space = |state: &State| state.bodies_bytes < self.settings.memory_bytes;
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut now = self.now();
         let mut state = self.state();
-        if state.failed.is_none() && !has_space(&state) {
+        if state.failed.is_none() && !self.has_space(&state, len) {
+            if self.log.is_some() {
+                self.tell_of_wait(&mut state, now);
+            }
+            state.waiting += 1;
             drop(state);
             self.wait(runtime, |state| {
                 self.start_compaction(state);
-                (state.failed.is_some() || has_space(state)).then_some(())
+                if self.log.is_some() {
+                    state.close_batch();
+                    self.start_uploads(state);
+                }
+                (state.failed.is_some() || self.has_space(state, len)).then_some(())
             });
+            now = self.now();
             state = self.state();
+            state.waiting -= 1;
         }
         if let Some(error) = state.failure() {
             return Err(error);
         }
-        state.add(record, parts);
+        let is_first = state.open.records.is_empty();
+        state.add(record, parts, now);
         if state.open.bytes.len() >= self.settings.batch_bytes {
             state.close_batch();
             self.start_uploads(&mut state);
+        } else if let Some((_, limits)) = &self.log
+            && is_first
+        {
+            self.close_later(state.open_number(), limits.upload_delay);
         }
         Ok(())
     }
 
-    /// Ends the open batch and starts to upload it. Returns how many batches must be acknowledged
-    /// for everything to be durable that was appended before.
-    pub(crate) fn begin_sync(self: &Arc<Self>) -> u64 {
+    /// Whether a write of this length may be added.
+    fn has_space(&self, state: &State, len: usize) -> bool {
+        let is_within = self.log.as_ref().is_none_or(|(_, limits)| {
+            // A write that is longer than the limit is added if nothing else is lacking.
+            let OpenBatch { bytes, records, .. } = &state.open;
+            let open_bytes = batch::len_bytes(bytes.len() + len, records.len() + 1) as u64;
+            state.lag_bytes() == 0 || state.uploads_bytes + open_bytes <= limits.lag_bytes_max
+        });
+        is_within && state.bodies_bytes < self.settings.memory_bytes
+    }
+
+    /// Counts a write or sync that waits for the object store, and says so.
+    fn tell_of_wait(&self, state: &mut State, now: Instant) {
+        state.lag_waits += 1;
+        let last = state.warned;
+        if last.is_none_or(|last| now.saturating_duration_since(last) >= WARNING_PERIOD) {
+            state.warned = Some(now);
+            let lag = state.lag(now);
+            tracing::warn!(
+                "{}: writes wait for the object store, which lacks {} bytes, the oldest for {} s",
+                self.title,
+                lag.bytes,
+                lag.time.as_secs()
+            );
+        }
+    }
+
+    /// Ends the open batch, which has this number, after a time.
+    fn close_later(self: &Arc<Self>, number: u64, delay: Duration) {
+        let journal = Arc::clone(self);
+        self.spawn(async move {
+            tokio::time::sleep(delay).await;
+            let mut state = journal.state();
+            if state.open_number() == number {
+                state.close_batch();
+                journal.start_uploads(&mut state);
+            }
+        });
+    }
+
+    /// Begins to make everything durable that was appended before.
+    pub(crate) fn begin_sync(self: &Arc<Self>) -> SyncPoint {
+        if let Some((log, limits)) = &self.log {
+            return self.begin_logged_sync(log, limits);
+        }
         let mut state = self.state();
         state.close_batch();
         self.start_uploads(&mut state);
-        state.open_number()
+        SyncPoint { batches: state.open_number(), is_logged: false }
     }
 
-    /// Whether this number of batches is acknowledged, or never will be.
-    pub(crate) fn is_ended(&self, batches: u64) -> bool {
+    /// As [`Journal::begin_sync`], by the local log. What other threads append meanwhile comes into
+    /// the group of the next caller.
+    fn begin_logged_sync(
+        self: &Arc<Self>,
+        log: &Mutex<LocalLog>,
+        limits: &LocalAcknowledgement,
+    ) -> SyncPoint {
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
-        state.acknowledged >= batches || state.failed.is_some()
+        let groups = state.groups_after(log.end);
+        let batches = state.open_number() + u64::from(!state.open.records.is_empty());
+        let acknowledged = state.acknowledged;
+        drop(state);
+        log.remove_below(acknowledged);
+        let is_logged = log.append(&groups, &self.title);
+        drop(log);
+        let now = self.now();
+        let mut state = self.state();
+        // A sync that waits for the object store does not wait for the end of the delay.
+        if !is_logged || !is_within(&state, limits, now) {
+            if is_logged && state.durable.superblock.is_some() {
+                self.tell_of_wait(&mut state, now);
+            }
+            state.close_batch();
+            self.start_uploads(&mut state);
+        }
+        SyncPoint { batches, is_logged }
     }
 
-    /// Waits until this number of batches is acknowledged.
+    /// How a sync ended, if it has.
+    fn ended(&self, state: &State, point: SyncPoint) -> Option<io::Result<()>> {
+        if state.acknowledged >= point.batches {
+            return Some(Ok(()));
+        }
+        if let Some(error) = state.failure() {
+            return Some(Err(error));
+        }
+        let limits = self.log.as_ref().map(|(_, limits)| limits);
+        let is_over = point.is_logged && limits.is_some_and(|it| is_within(state, it, self.now()));
+        is_over.then_some(Ok(()))
+    }
+
+    /// Whether a sync has ended.
+    pub(crate) fn is_ended(&self, point: SyncPoint) -> bool {
+        self.ended(&self.state(), point).is_some()
+    }
+
+    /// Waits until a sync ends.
     ///
     /// # Errors
     /// If the journal ends before.
-    pub(crate) fn end_sync(&self, runtime: &Runtime, batches: u64) -> io::Result<()> {
-        self.wait(runtime, |state| match state.acknowledged >= batches {
-            true => Some(Ok(())),
-            false => state.failure().map(Err),
-        })
+    pub(crate) fn end_sync(&self, runtime: &Runtime, point: SyncPoint) -> io::Result<()> {
+        self.wait(runtime, |state| self.ended(state, point))
     }
 
     /// Starts to upload batches that wait, as many as may be in flight.
@@ -474,8 +746,15 @@ impl Journal {
         state.acknowledge(self.settings.keep_bytes);
         self.start_uploads(&mut state);
         self.start_compaction(&mut state);
+        let acknowledged = state.acknowledged;
         drop(state);
         self.signal();
+        // A sync that has the log removes the files after it.
+        if let Some((log, _)) = &self.log
+            && let Ok(mut log) = log.try_lock()
+        {
+            log.remove_below(acknowledged);
+        }
         // No write waits for the cache.
         if bytes.len() >= self.settings.keep_bytes
             && let Some(cache) = &self.cache

@@ -18,6 +18,7 @@ mod compaction;
 pub mod cost;
 mod image;
 mod journal;
+mod local_log;
 pub mod location;
 mod object_reader;
 pub mod preflight;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 pub use bucket_error::BucketError;
 pub use client::{Created, ListedObject, Object, ObjectClient, Retries, Swapped};
+pub use journal::Lag;
 pub use location::{Access, ObjectUri};
 pub use provider::Provider;
 pub use reads::BucketReads;
@@ -113,6 +115,32 @@ pub struct BucketSettings {
     pub outage_max: Duration,
     /// Most bytes of the cache.
     pub cache_bytes: u64,
+    /// How a sync is acknowledged by the local log; `None`: the object store acknowledges it.
+    pub local: Option<LocalAcknowledgement>,
+}
+
+/// Limits of acknowledgements by the local log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAcknowledgement {
+    /// Most bytes of batches that the object store lacks: writes wait while there are more.
+    pub lag_bytes_max: u64,
+    /// A sync waits for the object store while it lacks a write that is older.
+    pub lag_time_max: Duration,
+    /// A batch is uploaded this time after its first write, or when it is long enough.
+    pub upload_delay: Duration,
+    /// An orderly close waits this long for the uploads.
+    pub close_time: Duration,
+}
+
+impl Default for LocalAcknowledgement {
+    fn default() -> LocalAcknowledgement {
+        LocalAcknowledgement {
+            lag_bytes_max: 64 << 20,
+            lag_time_max: Duration::from_secs(30),
+            upload_delay: Duration::from_secs(1),
+            close_time: Duration::from_secs(30),
+        }
+    }
 }
 
 impl Default for BucketSettings {
@@ -128,6 +156,7 @@ impl Default for BucketSettings {
             removal_delay: Duration::from_secs(600),
             outage_max: Duration::from_secs(600),
             cache_bytes: 4 << 30,
+            local: None,
         }
     }
 }

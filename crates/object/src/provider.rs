@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use blockyard_store::remote::{RemoteFile, RemoteParameters, RemotePools, RemoteStore};
+use blockyard_store::remote::{
+    Acknowledge, RemoteFile, RemoteParameters, RemotePools, RemoteStore, UploadStatus,
+};
 use blockyard_store::{
     EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
     SegmentStore as _, StoreError, StoreFile as _, StoreLocation,
@@ -20,7 +22,7 @@ use crate::bucket_error::BucketError;
 use crate::client::{ObjectClient, Retries};
 use crate::location::{Access, ObjectUri};
 use crate::store::{BucketFile, BucketStore, Opening, has_pool, pool_id};
-use crate::{BucketSettings, ObjectError};
+use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
 
 /// Opens pools in object stores.
 #[derive(Debug)]
@@ -91,6 +93,19 @@ fn connect(path: &str) -> Result<Arc<ObjectClient>, BucketError> {
     let uri = ObjectUri::parse(path)?;
     let client = ObjectClient::connect(&uri, &Access::from_env()?, Retries::default())?;
     Ok(Arc::new(client))
+}
+
+/// The limits of acknowledgements by the local log, if it is to give them.
+fn local(parameters: &RemoteParameters) -> Option<LocalAcknowledgement> {
+    let mut local = LocalAcknowledgement::default();
+    if parameters.max_lag_bytes > 0 {
+        local.lag_bytes_max = parameters.max_lag_bytes;
+    }
+    if parameters.max_lag_ms > 0 {
+        local.lag_time_max = Duration::from_millis(parameters.max_lag_ms);
+        local.upload_delay = local.upload_delay.min(local.lag_time_max / 4);
+    }
+    (parameters.acknowledge == Some(Acknowledge::Local)).then_some(local)
 }
 
 /// How often an opener tries to lock a pool. A reader holds the lock for a moment.
@@ -180,13 +195,24 @@ impl RemotePools for Provider {
         if parameters.cache_bytes > 0 {
             settings.cache_bytes = parameters.cache_bytes;
         }
+        settings.local = local(parameters);
+        if let Some(local) = &settings.local {
+            // What the object store lacks is in memory, too.
+            let least = local.lag_bytes_max.saturating_add(settings.compact_bytes * 2);
+            settings.memory_bytes = settings.memory_bytes.max(least);
+        }
         let cache = parameters.cache.clone().unwrap_or_else(|| directory.join("cache"));
+        // Not in the cache, which can be deleted; and each opener of this machine must find it.
+        let log = directory.join("log");
         let opened = match purpose {
-            Purpose::ReadOnly => BucketStore::open_read_only(client, settings, runtime),
+            Purpose::ReadOnly => {
+                BucketStore::open_read_only_with(client, settings, Some(&log), runtime)
+            }
             Purpose::Use | Purpose::Overwrite => {
                 let request = Opening {
                     id: Some(id),
                     cache: Some(&cache),
+                    log: Some(&log),
                     capacity_bytes: Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0),
                     take_over: parameters.take_over,
                 };
@@ -249,6 +275,10 @@ impl RemoteStore for LockedStore {
 
     fn reads(&self, event_fd: Option<&EventFd>) -> Box<dyn Reads<PoolFile>> {
         Box::new(self.store.reads(event_fd))
+    }
+
+    fn upload_status(&self) -> Option<UploadStatus> {
+        self.lock.as_ref().map(|_| self.store.upload_status())
     }
 
     fn announce(&self, control: &Path) -> io::Result<()> {

@@ -9,11 +9,15 @@
 //! The manifest alone does not stop the writer of an older epoch, because it does not read the
 //! manifest before it acknowledges a write. The seal does: the name of its next batch is taken.
 //! Batches after the seal were never acknowledged. A seal is never removed.
+//!
+//! If an earlier opener of this machine has left batches in its local log, they are uploaded before
+//! step 1 ([`crate::local_log`]). The last of them may end its epoch in place of a seal.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 
-use blockyard_volume_format::object::batch::Batch;
+use blockyard_volume_format::object::batch::{Batch, LaterBatches};
 use blockyard_volume_format::object::manifest::{Manifest, REPLAYS_MAX, Replay};
 use blockyard_volume_format::object::{MANIFEST, ObjectHeader, ObjectId, ObjectKind, table};
 use bytes::Bytes;
@@ -22,6 +26,7 @@ use crate::bucket_error::BucketError;
 use crate::client::{Created, ObjectClient, Swapped};
 use crate::image::PoolImage;
 use crate::journal::{State, apply_all};
+use crate::local_log;
 
 /// Batches and parts of the table that are read at once.
 const AHEAD: usize = 16;
@@ -177,11 +182,28 @@ async fn take_epoch(
 ///
 /// The writer of the pool may compact it meanwhile, and remove a batch or a part of the table that
 /// was still to be read. Then this begins again with the new manifest.
+///
+/// `log` is the directory of a local log. If no other opener came after the opener of it, the
+/// batches are replayed that only it has.
 pub(crate) async fn look(
     client: &Arc<ObjectClient>,
     keep_bytes: usize,
+    log: Option<&Path>,
 ) -> Result<Option<State>, BucketError> {
-    Ok(look_with_ends(client, keep_bytes).await?.map(|(state, _)| state))
+    let Some((mut state, ends)) = look_with_ends(client, keep_bytes).await? else {
+        return Ok(None);
+    };
+    if let Some(directory) = log
+        && let Some(EpochEnd { epoch, number, is_sealed: false }) = ends.last().copied()
+    {
+        for (number, bytes) in local_log::left_after(directory, &state.manifest, (epoch, number))? {
+            let object = ObjectId::batch(epoch, number);
+            // The object store does not have it, so its bytes stay in memory.
+            replay_batch(&mut state, object, bytes, usize::MAX)?;
+        }
+        state.current = state.durable.clone();
+    }
+    Ok(Some(state))
 }
 
 /// As [`look`]. Returns also where the epochs end.
@@ -331,7 +353,7 @@ async fn replay_epoch(
     Ok(EpochEnd { epoch, number, is_sealed })
 }
 
-/// Replays a batch. Returns false for a seal.
+/// Replays a batch. Returns false for a seal, and for a batch that ends its epoch.
 fn replay_batch(
     state: &mut State,
     object: ObjectId,
@@ -354,5 +376,5 @@ fn replay_batch(
     if bytes.len() < keep_bytes {
         state.keep_body(object, bytes);
     }
-    Ok(true)
+    Ok(batch.later == LaterBatches::Replayed)
 }

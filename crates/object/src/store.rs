@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
 use blockyard_store::log_writer::Ended;
+use blockyard_store::remote::UploadStatus;
 use blockyard_store::{
     Durability, EventFd, Layout, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile,
     StoreLocation, WriteBatch,
@@ -26,7 +27,8 @@ use crate::BucketSettings;
 use crate::bucket_error::BucketError;
 use crate::cache::ObjectCache;
 use crate::client::ObjectClient;
-use crate::journal::{Journal, Located, State};
+use crate::journal::{Journal, Lag, Located, State, SyncPoint};
+use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
 use crate::reads::BucketReads;
 use crate::recovery;
@@ -107,6 +109,9 @@ pub struct Opening<'a> {
     pub id: Option<[u8; 16]>,
     /// The directory of the cache.
     pub cache: Option<&'a Path>,
+    /// The directory of the local log. What an earlier opener has left there is uploaded first.
+    /// Without it the object store acknowledges each sync.
+    pub log: Option<&'a Path>,
     /// Most bytes of a pool that this opening makes; `None`: an existing pool is expected.
     pub capacity_bytes: Option<u64>,
     /// Take over a pool that another process may have open. Without it such a pool is refused.
@@ -214,9 +219,14 @@ impl BucketStore {
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
         let cache = request.cache.map(open).transpose()?;
+        if let Some(directory) = request.log {
+            local_log::make_directory(directory)?;
+            runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
+        }
         let opening = recovery::open(&client, found, writer, settings.keep_bytes);
         let state = runtime.block_on(opening)?;
-        let mut store = BucketStore::of(client, settings, cache, state, runtime);
+        let log = request.log.map(|directory| LocalLog::new(directory, state.header));
+        let mut store = BucketStore::of(client, settings, (cache, log), state, runtime);
         store.writes = true;
         store.journal.begin(runtime);
         Ok(store)
@@ -231,22 +241,35 @@ impl BucketStore {
         settings: BucketSettings,
         runtime: &Arc<Runtime>,
     ) -> Result<BucketStore, BucketError> {
-        let opened = runtime.block_on(recovery::look(&client, settings.keep_bytes))?;
+        BucketStore::open_read_only_with(client, settings, None, runtime)
+    }
+
+    /// As [`BucketStore::open_read_only`]. Reads also what only the local log in a directory has.
+    ///
+    /// # Errors
+    /// As [`BucketStore::open_read_only`], or if the log is damaged.
+    pub fn open_read_only_with(
+        client: Arc<ObjectClient>,
+        settings: BucketSettings,
+        log: Option<&Path>,
+        runtime: &Arc<Runtime>,
+    ) -> Result<BucketStore, BucketError> {
+        let opened = runtime.block_on(recovery::look(&client, settings.keep_bytes, log))?;
         let state = opened.ok_or_else(|| no_pool(&client))?;
-        Ok(BucketStore::of(client, settings, None, state, runtime))
+        Ok(BucketStore::of(client, settings, (None, None), state, runtime))
     }
 
     /// A pool that is open for reading only.
     fn of(
         client: Arc<ObjectClient>,
         settings: BucketSettings,
-        cache: Option<ObjectCache>,
+        (cache, log): (Option<ObjectCache>, Option<LocalLog>),
         state: State,
         runtime: &Arc<Runtime>,
     ) -> BucketStore {
         let title = client.title().to_owned();
         let handle = runtime.handle().clone();
-        let journal = Journal::new(client, settings, (title, cache), state, handle);
+        let journal = Journal::new(client, settings, (title, cache), log, state, handle);
         let (journal, runtime) = (Arc::new(journal), Arc::clone(runtime));
         BucketStore { journal, runtime, writes: false, new: NewFiles::default() }
     }
@@ -270,6 +293,16 @@ impl BucketStore {
     /// short ones that no compaction has copied yet.
     pub fn batch_bytes_in_memory(&self) -> u64 {
         self.journal.state().bodies_bytes()
+    }
+
+    /// What the object store lacks of the writes to this pool.
+    pub fn lag(&self) -> Lag {
+        self.journal.lag()
+    }
+
+    /// How syncs are acknowledged, and what the object store lacks.
+    pub fn upload_status(&self) -> UploadStatus {
+        self.journal.upload_status()
     }
 
     /// Objects that compactions since the opening left in the object store permanently, because the
@@ -301,8 +334,8 @@ impl BucketStore {
 
     fn sync(&self) -> io::Result<()> {
         self.check_writes()?;
-        let batches = self.journal.begin_sync();
-        self.journal.end_sync(&self.runtime, batches)
+        let point = self.journal.begin_sync();
+        self.journal.end_sync(&self.runtime, point)
     }
 }
 
@@ -554,8 +587,8 @@ impl StoreFile for BucketFile {
         if !self.writes {
             return Ok(());
         }
-        let batches = self.journal.begin_sync();
-        self.journal.end_sync(&self.runtime, batches)
+        let point = self.journal.begin_sync();
+        self.journal.end_sync(&self.runtime, point)
     }
 }
 
@@ -571,15 +604,15 @@ pub struct BucketLogWriter {
 #[derive(Debug)]
 struct InFlight {
     write_batch: WriteBatch,
-    /// How many batches must be acknowledged, or why it failed.
-    begun: io::Result<u64>,
+    /// What has to happen before it ends, or why it failed.
+    begun: io::Result<SyncPoint>,
 }
 
 impl BucketLogWriter {
     /// Whether the oldest write batch has ended.
     fn is_oldest_done(&self) -> bool {
         self.in_flight.front().is_none_or(|oldest| {
-            oldest.begun.as_ref().map_or(true, |batches| self.journal.is_ended(*batches))
+            oldest.begun.as_ref().map_or(true, |point| self.journal.is_ended(*point))
         })
     }
 }
@@ -603,7 +636,7 @@ impl<F: StoreFile> LogWriter<F> for BucketLogWriter {
     ) {
         let parts: Vec<&[u8]> = write_batch.slices().collect();
         let begun = file.write_at(offset, &parts).map(|()| match durability {
-            Durability::Nothing => 0,
+            Durability::Nothing => SyncPoint::NOTHING,
             Durability::Itself | Durability::File => self.journal.begin_sync(),
         });
         self.in_flight.push_back(InFlight { write_batch, begun });
@@ -620,7 +653,7 @@ impl<F: StoreFile> LogWriter<F> for BucketLogWriter {
 
     fn end(&mut self) -> Option<Ended> {
         let InFlight { write_batch, begun } = self.in_flight.pop_front()?;
-        let result = begun.and_then(|batches| self.journal.end_sync(&self.runtime, batches));
+        let result = begun.and_then(|point| self.journal.end_sync(&self.runtime, point));
         Some((Some(write_batch), result))
     }
 }

@@ -22,7 +22,7 @@ use crate::lock_owner::LockOwner;
 use crate::log_writer::Ended;
 use crate::mirror::Mirror;
 use crate::reads::FinishedRead;
-use crate::remote::{self, RemoteParameters, RemoteStore};
+use crate::remote::{self, RemoteParameters, RemoteStore, UploadStatus};
 use crate::ring::reads::RingReads;
 use crate::ring::{self, EventFd, ReadRing, UringLogWriter};
 use crate::{
@@ -179,6 +179,14 @@ impl PoolStore {
             PoolLocation::Disk(disk) => disk.is_direct(),
             // No page cache lies between a sync and the storage.
             PoolLocation::Remote(_) => true,
+        }
+    }
+
+    /// How a remote pool acknowledges syncs, and what the remote storage lacks.
+    pub fn upload_status(&self) -> Option<UploadStatus> {
+        match &self.location {
+            PoolLocation::Remote(remote) => remote.upload_status(),
+            PoolLocation::DirectoryStore(_) | PoolLocation::Disk(_) => None,
         }
     }
 
@@ -593,5 +601,11 @@ impl Mirror<PoolStore> {
     pub fn is_uring(&self) -> bool {
         let sides = self.sides();
         sides.iter().filter_map(|side| side.directory.as_ref()).any(PoolStore::is_uring)
+    }
+
+    /// How a remote pool acknowledges syncs, and what the remote storage lacks.
+    pub fn upload_status(&self) -> Option<UploadStatus> {
+        let sides = self.sides();
+        sides.iter().filter_map(|side| side.directory.as_ref()).find_map(PoolStore::upload_status)
     }
 }

@@ -17,6 +17,49 @@ use crate::{EventFd, PoolFile, Purpose, StoreFile, StoreLocation};
 /// What the paths of such pools begin with.
 const SCHEME: &str = "s3://";
 
+/// What acknowledges a sync of a remote pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// The remote storage.
+    #[default]
+    Object,
+    /// A log on a disk of this machine. The remote storage gets the writes later.
+    Local,
+}
+
+impl fmt::Display for Acknowledge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Acknowledge::Object => "object",
+            Acknowledge::Local => "local",
+        })
+    }
+}
+
+/// How a remote pool acknowledges syncs, and what the remote storage lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UploadStatus {
+    /// What acknowledges a sync.
+    pub acknowledge: Acknowledge,
+    /// The bytes of the write batches that the remote storage lacks.
+    pub lag_bytes: u64,
+    /// The number of these batches.
+    pub lag_batches: u64,
+    /// The age of the oldest write in them.
+    pub lag_ms: u64,
+    /// The limit of `lag_bytes`; 0 without a local log.
+    pub max_lag_bytes: u64,
+    /// The limit of `lag_ms`; 0 without a local log.
+    pub max_lag_ms: u64,
+    /// How often writes have waited because of the limits.
+    pub waits: u64,
+    /// Whether writes wait now.
+    pub is_waiting: bool,
+}
+
+/// Least limit of the lag, in bytes: some batches and the longest write.
+pub const MAX_LAG_BYTES_MIN: u64 = 16 << 20;
+
 /// The parameters of a pool that only remote storage has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteParameters {
@@ -26,6 +69,12 @@ pub struct RemoteParameters {
     pub cache_bytes: u64,
     /// Most bytes of a pool that this opening makes; 0: an existing pool is expected.
     pub capacity_bytes: u64,
+    /// What acknowledges a sync; `None`: the remote storage, or as the pool is open.
+    pub acknowledge: Option<Acknowledge>,
+    /// Most bytes of writes that only this machine has; 0: the default.
+    pub max_lag_bytes: u64,
+    /// Longest time for which only this machine has a write, in milliseconds; 0: the default.
+    pub max_lag_ms: u64,
     /// Take an existing pool over, although another machine may have it open. Without it an opening
     /// that could change the pool is refused.
     pub take_over: bool,
@@ -40,6 +89,9 @@ impl RemoteParameters {
         let cache = self.cache.as_ref().map(|path| path.display().to_string());
         let number = |bytes: u64| (bytes > 0).then(|| bytes.to_string());
         let given = [
+            ("ack", self.acknowledge.map(|acknowledge| acknowledge.to_string())),
+            ("max_lag", number(self.max_lag_bytes)),
+            ("max_lag_time", number(self.max_lag_ms)),
             ("cache", cache),
             ("cache_size", number(self.cache_bytes)),
             ("pool_size", number(self.capacity_bytes)),
@@ -50,6 +102,29 @@ impl RemoteParameters {
                 let wanted = format!("none, unless path={SCHEME}BUCKET/PREFIX");
                 Err(StoreError::Invalid { field, value, wanted })
             }
+        }
+    }
+}
+
+impl RemoteParameters {
+    /// Refuses limits of a lag without a local log, and a limit that is too low.
+    ///
+    /// # Errors
+    /// Which parameter is wrong.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let given = [("max_lag", self.max_lag_bytes), ("max_lag_time", self.max_lag_ms)];
+        let refused = |field, value: u64, wanted: &str| {
+            let (value, wanted) = (value.to_string(), wanted.to_owned());
+            Err(StoreError::Invalid { field, value, wanted })
+        };
+        if self.acknowledge != Some(Acknowledge::Local)
+            && let Some((field, value)) = given.into_iter().find(|(_, value)| *value > 0)
+        {
+            return refused(field, value, "none without ack=local");
+        }
+        match self.max_lag_bytes {
+            0 | MAX_LAG_BYTES_MIN.. => Ok(()),
+            bytes => refused("max_lag", bytes, "16M or more, or 0 for the default"),
         }
     }
 }
@@ -132,6 +207,10 @@ pub trait RemoteStore: StoreLocation + fmt::Debug + Send + Sync {
     /// As [`crate::SegmentStore::reads`].
     fn reads(&self, event_fd: Option<&EventFd>) -> Box<dyn Reads<PoolFile>>;
 
+    /// How the pool acknowledges syncs, and what the remote storage lacks; `None` if the pool is
+    /// open for reading only.
+    fn upload_status(&self) -> Option<UploadStatus>;
+
     /// Tells other processes of this machine the control socket of the daemon that has the pool
     /// open.
     ///
@@ -193,5 +272,37 @@ mod tests {
             "{error}"
         );
         assert!(RemoteParameters::default().refuse().is_ok());
+        let given = RemoteParameters {
+            acknowledge: Some(Acknowledge::Local),
+            ..RemoteParameters::default()
+        };
+        let error = given.refuse().unwrap_err().to_string();
+        assert!(
+            error.starts_with("invalid ack `local`: expected none, unless path=s3:"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn limits_of_a_lag_are_refused_without_a_local_log_and_if_they_are_too_low() {
+        let refused = |acknowledge, max_lag_bytes, max_lag_ms| {
+            let given = RemoteParameters {
+                acknowledge,
+                max_lag_bytes,
+                max_lag_ms,
+                ..RemoteParameters::default()
+            };
+            given.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let local = Some(Acknowledge::Local);
+        for (acknowledge, bytes, ms, expected) in [
+            (None, 1 << 30, 0, "invalid max_lag `1073741824`: expected none without ack=local"),
+            (Some(Acknowledge::Object), 0, 5, "invalid max_lag_time `5`: expected none without"),
+            (local, 5, 0, "invalid max_lag `5`: expected 16M or more, or 0"),
+        ] {
+            let error = refused(acknowledge, bytes, ms);
+            assert!(error.starts_with(expected), "{error}");
+        }
+        assert_eq!(refused(local, 16 << 20, 5) + &refused(local, 0, 0) + &refused(None, 0, 0), "");
     }
 }

@@ -11,6 +11,7 @@
 //! whose request was answered ambiguously reads the object and knows whether it wrote it.
 
 pub mod batch;
+pub mod local_log;
 pub mod manifest;
 pub mod sums;
 pub mod table;
@@ -48,6 +49,8 @@ pub enum ObjectKind {
     Table,
     /// The manifest.
     Manifest,
+    /// A file of the local log, which no object store has.
+    LocalLog,
 }
 
 impl ObjectKind {
@@ -59,6 +62,7 @@ impl ObjectKind {
             ObjectKind::Segment => 3,
             ObjectKind::Table => 4,
             ObjectKind::Manifest => 5,
+            ObjectKind::LocalLog => 6,
         }
     }
 
@@ -69,6 +73,7 @@ impl ObjectKind {
             ObjectKind::Segment,
             ObjectKind::Table,
             ObjectKind::Manifest,
+            ObjectKind::LocalLog,
         ]
         .into_iter()
         .find(|kind| kind.code() == code)
@@ -104,7 +109,10 @@ impl ObjectId {
     fn parse(bytes: &[u8], what: &'static str) -> Result<ObjectId, FormatError> {
         let code = u32_at(bytes, 0);
         let kind = u16::try_from(code).ok().and_then(ObjectKind::of);
-        let kind = kind.filter(|kind| !matches!(kind, ObjectKind::Seal | ObjectKind::Manifest));
+        let is_known = |kind: &ObjectKind| {
+            matches!(kind, ObjectKind::Batch | ObjectKind::Segment | ObjectKind::Table)
+        };
+        let kind = kind.filter(is_known);
         let want = "a batch, a segment or a part of the table";
         let wrong = FormatError::Field { what, field: "kind", value: code.into(), want };
         let (epoch, number) = (u64_at(bytes, 4), u64_at(bytes, 12));
@@ -116,7 +124,7 @@ impl ObjectId {
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let folder = match self.kind {
-            ObjectKind::Batch | ObjectKind::Seal => "batch",
+            ObjectKind::Batch | ObjectKind::Seal | ObjectKind::LocalLog => "batch",
             ObjectKind::Segment => "segment",
             ObjectKind::Table => "table",
             ObjectKind::Manifest => return f.write_str(MANIFEST),

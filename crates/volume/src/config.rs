@@ -251,6 +251,7 @@ impl VolumeConfig {
         if !is_remote(&self.path) {
             return Ok(self.remote.refuse()?);
         }
+        self.remote.check()?;
         if let Some(path) = &self.path2 {
             return refused("path2", path.display().to_string(), "none");
         }

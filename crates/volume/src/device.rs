@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Bytes, Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
-use blockyard_store::remote::is_remote;
+use blockyard_store::remote::{RemoteParameters, is_remote};
 use blockyard_store::{
     PoolBacking, SegmentStore, StoreError, StoreKind, StoreLocation as _, no_pool,
 };
@@ -296,6 +296,20 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
         && wanted != commit
     {
         return differs("commit", wanted.to_string(), &commit);
+    }
+    if let Some(status) = directory.upload_status() {
+        let RemoteParameters { acknowledge, max_lag_bytes, max_lag_ms, .. } = config.remote;
+        if let Some(wanted) = acknowledge.filter(|it| *it != status.acknowledge) {
+            return differs("ack", wanted.to_string(), &status.acknowledge);
+        }
+        for (field, wanted, is) in [
+            ("max_lag", max_lag_bytes, status.max_lag_bytes),
+            ("max_lag_time", max_lag_ms, status.max_lag_ms),
+        ] {
+            if wanted != 0 && wanted != is {
+                return differs(field, wanted.to_string(), &is);
+            }
+        }
     }
     let is_uring = running.pool().segments().directory().is_uring();
     match config.store {

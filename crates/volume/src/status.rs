@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use blockyard_store::remote::UploadStatus;
 use blockyard_store::{CopyStatus, PoolBacking, SegmentStore as _};
 use blockyard_volume_format::catalogue::{ScrubRecord, VolumeMeta};
 
@@ -50,6 +51,8 @@ pub struct PoolStatus {
     pub latched: bool,
     /// The state of each copy, if the pool has two.
     pub copies: Vec<CopyStatus>,
+    /// How a pool in an object store acknowledges syncs, and what the object store lacks.
+    pub upload: Option<UploadStatus>,
     /// Counters since the pool was opened.
     pub activity: Activity,
 }
@@ -79,6 +82,7 @@ impl PoolStatus {
             volumes: volumes.list().len() as u64,
             latched,
             copies: segments.directory().copy_status(),
+            upload: segments.directory().upload_status(),
             activity,
         })
     }

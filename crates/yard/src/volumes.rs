@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use blockyard_store::remote::UploadStatus;
 use blockyard_sync::counter::bucket_floor;
-use blockyard_volume::verify::{Damage, Report};
 use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
 use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_admin::receive;
 use blockyard_volume_admin::space::{self, Listed};
-use blockyard_volume_format::catalogue::{Hold, ScrubRecord, VolumeMeta};
+use blockyard_volume_format::catalogue::{Hold, VolumeMeta};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
@@ -28,11 +28,13 @@ use crate::volume_secret::{self, SecretText};
 
 mod copies;
 mod destroy;
+mod scrubbed;
 mod streams;
 
 pub use copies::{CopyView, ResyncView};
 
 pub use destroy::KeptView;
+pub use scrubbed::{DamageView, LastScrubView, ScrubLine, ScrubView};
 pub(crate) use streams::ReceiveQuery;
 pub use streams::{PartialReceiveView, ReceivedView};
 
@@ -267,6 +269,9 @@ pub struct PoolView {
     /// The pool's copies, if it has several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<CopyView>,
+    /// How a pool in an object store acknowledges syncs, and what the object store lacks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<UploadView>,
     /// The paths of copies that were detached or replaced. Commands still find the pool by them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former_paths: Vec<String>,
@@ -275,25 +280,40 @@ pub struct PoolView {
     pub resync: Option<ResyncView>,
 }
 
-/// The last scrub of a pool.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct LastScrubView {
-    /// When it ended, in seconds since 1970 (UTC).
-    pub ended: u64,
-    /// How long it took.
-    pub duration_ms: u64,
-    /// The stored length of the blocks that it verified.
-    pub verified_bytes: u64,
-    /// The damaged blocks and map pages that it found and could not repair.
-    pub damaged: u64,
-    /// Those that it repaired from the other copy.
-    pub repaired: u64,
+/// How a pool in an object store acknowledges syncs, and what the object store lacks.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct UploadView {
+    /// What acknowledges a sync: `object`, or `local` for the log on a disk of this machine.
+    pub ack: String,
+    /// The bytes of the write batches that the object store lacks.
+    pub lag_bytes: u64,
+    /// The number of these batches.
+    pub lag_batches: u64,
+    /// The age of the oldest write in them.
+    pub lag_ms: u64,
+    /// The limit of `lag_bytes`; 0 without a local log.
+    pub max_lag_bytes: u64,
+    /// The limit of `lag_ms`; 0 without a local log.
+    pub max_lag_ms: u64,
+    /// How often writes have waited because of the limits, since the pool was opened.
+    pub waits: u64,
+    /// Whether writes wait now.
+    pub waiting: bool,
 }
 
-impl From<ScrubRecord> for LastScrubView {
-    fn from(record: ScrubRecord) -> LastScrubView {
-        let ScrubRecord { ended, duration_ms, verified_bytes, damaged, repaired } = record;
-        LastScrubView { ended, duration_ms, verified_bytes, damaged, repaired }
+impl From<UploadStatus> for UploadView {
+    fn from(status: UploadStatus) -> UploadView {
+        let UploadStatus { lag_bytes, lag_batches, lag_ms, max_lag_bytes, max_lag_ms, .. } = status;
+        UploadView {
+            ack: status.acknowledge.to_string(),
+            lag_bytes,
+            lag_batches,
+            lag_ms,
+            max_lag_bytes,
+            max_lag_ms,
+            waits: status.waits,
+            waiting: status.is_waiting,
+        }
     }
 }
 
@@ -345,6 +365,7 @@ impl PoolView {
             last_scrub: status.scrub.map(LastScrubView::from),
             repaired: status.repaired,
             copies: status.copies.into_iter().map(CopyView::from).collect(),
+            upload: status.upload.map(UploadView::from),
             former_paths: Vec::new(),
             resync: None,
         }
@@ -368,8 +389,9 @@ impl PoolView {
     }
 
     /// The counters by name, for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 15] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 16] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
+        let waits = self.upload.as_ref().map_or(0, |upload| upload.waits);
         [
             ("pool_groups", "Groups in the log", self.groups),
             ("pool_log_bytes", "Bytes of groups, with their heads", self.log_bytes),
@@ -384,6 +406,7 @@ impl PoolView {
             ("pool_space_searches", "Times that space was looked for", self.space_searches),
             ("pool_writes_refused", "Writes that failed without space", self.writes_refused),
             ("pool_mended", "Repairs of a copy from the other one", mended),
+            ("pool_upload_waits", "Waits of writes for the object store", waits),
             ("pool_scrubs", "Scrubs that were completed", self.scrubs),
             (
                 "pool_scrub_damaged",
@@ -394,7 +417,8 @@ impl PoolView {
     }
 
     /// The gauges by name, for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 12] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 16] {
+        let upload = self.upload.clone().unwrap_or_default();
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
         let resync = self.resync.as_ref().map_or((0, 0), |it| (it.done_bytes, it.total_bytes));
@@ -415,6 +439,18 @@ impl PoolView {
                 "pool_failed_read_only",
                 "1 if an error made the pool read-only",
                 self.failed_read_only.into(),
+            ),
+            ("pool_upload_lag_bytes", "Bytes that the object store lacks", upload.lag_bytes),
+            ("pool_upload_lag_batches", "Batches that the object store lacks", upload.lag_batches),
+            (
+                "pool_upload_lag_seconds",
+                "Age of the oldest write that the object store lacks",
+                upload.lag_ms / 1000,
+            ),
+            (
+                "pool_upload_waiting",
+                "1 while writes wait for the object store because of the limits of the lag",
+                upload.waiting.into(),
             ),
             ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
             ("pool_resync_done_bytes", "Bytes equal in a copy that is resyncing", resync.0),
@@ -782,100 +818,6 @@ pub struct VolumeDone {
     /// The snapshots that `prune` keeps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptView>,
-}
-
-/// A line of the response to `scrub`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(default)]
-pub struct ScrubLine {
-    /// The bytes verified so far.
-    pub verified_bytes: u64,
-    /// The most bytes that are to be verified.
-    pub total_bytes: u64,
-    /// The result, in the last line.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub report: Option<ScrubView>,
-}
-
-/// The result of a scrub or a check.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct ScrubView {
-    /// The number of volumes and snapshots.
-    pub volumes: u64,
-    /// The blocks that were read; a shared block counts once.
-    pub blocks: u64,
-    /// The stored length of these blocks.
-    pub stored_bytes: u64,
-    /// The log batches that a check has read.
-    pub groups: u64,
-    /// The damaged blocks and map pages.
-    pub damaged: u64,
-    /// The blocks that a scrub has repaired from the other copy.
-    #[serde(default)]
-    pub mended: u64,
-    /// The blocks of the last writes that a check found in only one of two copies: the next opening
-    /// writes them to the other copy.
-    #[serde(default)]
-    pub in_one_copy: u64,
-    /// The intact groups after the end of the log that a check found: the next opening does not use
-    /// them.
-    #[serde(default)]
-    pub unused_groups: u64,
-    /// The copies that a check has read, if there are two.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub copies: Vec<CopyView>,
-    /// The first damages.
-    pub damage: Vec<DamageView>,
-}
-
-/// A damage.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct DamageView {
-    /// One of the volumes or snapshots that have it.
-    pub volume: String,
-    /// The number of the block in the volume.
-    pub block: u64,
-    /// The address in the pool, in bytes.
-    pub address: u64,
-    /// The kind of damage.
-    pub what: String,
-}
-
-impl From<Report> for ScrubView {
-    fn from(report: Report) -> ScrubView {
-        let Report {
-            volumes,
-            blocks,
-            stored_bytes,
-            groups,
-            damaged,
-            repaired: mended,
-            in_one_copy,
-            unused_groups,
-            copies,
-            damage,
-        } = report;
-        let damage = damage.into_iter().map(|Damage { volume, block, address, what }| DamageView {
-            volume,
-            block,
-            address,
-            what,
-        });
-        let copies = copies.into_iter().map(CopyView::from).collect();
-        let damage = damage.collect();
-        ScrubView {
-            volumes,
-            blocks,
-            stored_bytes,
-            groups,
-            damaged,
-            mended,
-            in_one_copy,
-            unused_groups,
-            copies,
-            damage,
-        }
-    }
 }
 
 impl Devices {

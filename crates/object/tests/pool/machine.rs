@@ -6,16 +6,19 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use blockyard_core::Status;
-use blockyard_object::{BucketError, BucketSettings, BucketStore, ObjectClient, Opening, Retries};
+use blockyard_object::{
+    BucketError, BucketSettings, BucketStore, LocalAcknowledgement, ObjectClient, Opening, Retries,
+};
 use blockyard_volume::committer::{Committer, Turn};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::record::Body;
 use blockyard_volume::{Compression, Options, Pool};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
 use object_store::memory::InMemory;
+use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::connection::Connection;
+use crate::connection::{Connection, pass};
 
 pub(crate) const BLOCK: usize = 512;
 
@@ -38,7 +41,28 @@ pub(crate) fn settings() -> BucketSettings {
         removal_delay: Duration::ZERO,
         outage_max: Duration::from_secs(600),
         cache_bytes: 1 << 20,
+        local: None,
     }
+}
+
+/// Most bytes that the object store lacks of a pool with a local log.
+pub(crate) const LAG_BYTES: u64 = 24 << 10;
+
+/// A directory for a local log, in memory if possible: thousands of syncs take minutes on a disk.
+pub(crate) fn log_folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// As [`settings`], with acknowledgements by a local log. A pool that is dropped uploads nothing
+/// more, as if its process had been killed.
+pub(crate) fn local_settings() -> BucketSettings {
+    let local = LocalAcknowledgement {
+        lag_bytes_max: LAG_BYTES,
+        lag_time_max: Duration::from_secs(5),
+        upload_delay: Duration::from_millis(100),
+        close_time: Duration::ZERO,
+    };
+    BucketSettings { local: Some(local), ..settings() }
 }
 
 fn options() -> Options {
@@ -133,6 +157,7 @@ pub(crate) struct Machine {
     handle: VolumeHandle<BucketStore>,
     pub(crate) history: History,
     waiting: Vec<(u32, usize)>,
+    runtime: Arc<Runtime>,
 }
 
 /// A runtime of one thread, whose clock runs only while nothing else does.
@@ -145,16 +170,37 @@ pub(crate) fn open_store(
     connection: &Connection,
     cache: Option<&Path>,
 ) -> Result<BucketStore, BucketError> {
+    open_store_on(connection, (cache, None), &runtime())
+}
+
+/// Opens the store of a machine with directories for the cache and for the local log.
+fn open_store_on(
+    connection: &Connection,
+    (cache, log): (Option<&Path>, Option<&Path>),
+    runtime: &Arc<Runtime>,
+) -> Result<BucketStore, BucketError> {
     let client = ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default());
-    let request =
-        Opening { cache, capacity_bytes: Some(64 << 20), take_over: true, ..Opening::default() };
-    BucketStore::open(Arc::new(client), settings(), request, &runtime())
+    let capacity_bytes = Some(64 << 20);
+    let request = Opening { cache, log, capacity_bytes, take_over: true, ..Opening::default() };
+    let settings = log.map_or_else(settings, |_| local_settings());
+    BucketStore::open(Arc::new(client), settings, request, runtime)
 }
 
 impl Machine {
     /// Opens the pool, and makes it and its volume if there is none.
     pub(crate) fn open(connection: &Connection, cache: Option<&Path>) -> Result<Machine, String> {
-        let store = open_store(connection, cache).map_err(|error| error.to_string())?;
+        Machine::open_with(connection, cache, None)
+    }
+
+    /// As [`Machine::open`], with acknowledgements by a local log in a directory.
+    pub(crate) fn open_with(
+        connection: &Connection,
+        cache: Option<&Path>,
+        log: Option<&Path>,
+    ) -> Result<Machine, String> {
+        let runtime = runtime();
+        let store = open_store_on(connection, (cache, log), &runtime);
+        let store = store.map_err(|error| error.to_string())?;
         let (pool, mut committer) =
             Pool::open(store, options()).map_err(|error| error.to_string())?;
         if pool.find("v").is_err() {
@@ -180,9 +226,20 @@ impl Machine {
         let live = pool.find("v").unwrap();
         let handle = VolumeHandle::open(&pool, live, Compression::None, 64).unwrap();
         let history = History::new(vec![0; BLOCKS as usize], 1);
-        let mut machine = Machine { pool, committer, handle, history, waiting: Vec::new() };
+        let waiting = Vec::new();
+        let mut machine = Machine { pool, committer, handle, history, waiting, runtime };
         machine.history.base = machine.contents().map_err(|status| status.to_string())?;
         Ok(machine)
+    }
+
+    /// Lets time pass, in which uploads go on.
+    pub(crate) fn pass(&self, time: Duration) {
+        self.runtime.block_on(pass(time));
+    }
+
+    /// The store of the pool.
+    pub(crate) fn store(&self) -> &BucketStore {
+        self.pool.segments().directory()
     }
 
     /// The epoch of this opener.

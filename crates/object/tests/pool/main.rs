@@ -6,6 +6,8 @@
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 mod connection;
+mod local;
+mod local_log;
 mod machine;
 mod races;
 mod recovery;

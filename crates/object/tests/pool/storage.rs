@@ -19,10 +19,10 @@ use crate::connection::{Connection, Moment, pass};
 use crate::machine::{formatted, open_store, runtime, settings};
 use crate::recovery::objects;
 
-const SEGMENT_BYTES: usize = 16 << 10;
+pub(crate) const SEGMENT_BYTES: usize = 16 << 10;
 
 /// No compaction begins with these.
-fn idle() -> BucketSettings {
+pub(crate) fn idle() -> BucketSettings {
     BucketSettings {
         memory_bytes: 1 << 30,
         compact_bytes: 1 << 30,
@@ -31,7 +31,7 @@ fn idle() -> BucketSettings {
     }
 }
 
-fn client(connection: &Connection) -> Arc<ObjectClient> {
+pub(crate) fn client(connection: &Connection) -> Arc<ObjectClient> {
     Arc::new(ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default()))
 }
 
@@ -48,12 +48,12 @@ fn open_at(
     BucketStore::open(client(connection), settings, request, &runtime())
 }
 
-fn open_read_only(store: &Arc<InMemory>) -> Result<BucketStore, BucketError> {
+pub(crate) fn open_read_only(store: &Arc<InMemory>) -> Result<BucketStore, BucketError> {
     BucketStore::open_read_only(client(&Connection::new(store)), settings(), &runtime())
 }
 
 /// A store with a pool, whose files are this many segments.
-fn with_segments(count: usize) -> Arc<InMemory> {
+pub(crate) fn with_segments(count: usize) -> Arc<InMemory> {
     let store = formatted();
     let pool = open(&store, idle());
     for name in pool.names().unwrap() {
@@ -68,7 +68,7 @@ fn with_segments(count: usize) -> Arc<InMemory> {
 }
 
 /// Writes 512 bytes to a segment, in a batch of their own.
-fn write(pool: &BucketStore, segment: usize, value: u8) -> std::io::Result<()> {
+pub(crate) fn write(pool: &BucketStore, segment: usize, value: u8) -> std::io::Result<()> {
     let file = pool.open(&segment_name(segment))?.unwrap();
     let at = u64::from(value % 16) * 1024;
     file.write_at(at, &[&[value; 512]])?;
@@ -76,7 +76,7 @@ fn write(pool: &BucketStore, segment: usize, value: u8) -> std::io::Result<()> {
 }
 
 /// The contents of all segments.
-fn contents(pool: &BucketStore) -> Vec<Vec<u8>> {
+pub(crate) fn contents(pool: &BucketStore) -> Vec<Vec<u8>> {
     let mut names = pool.names().unwrap();
     names.sort();
     let read = |name: &String| {
@@ -87,18 +87,18 @@ fn contents(pool: &BucketStore) -> Vec<Vec<u8>> {
     names.iter().map(read).collect()
 }
 
-fn object(store: &Arc<InMemory>, name: &str) -> Vec<u8> {
+pub(crate) fn object(store: &Arc<InMemory>, name: &str) -> Vec<u8> {
     let path = ObjectPath::from(format!("pool/{name}"));
     runtime().block_on(async { store.get(&path).await.unwrap().bytes().await.unwrap() }).to_vec()
 }
 
 /// The names of the objects in a folder.
-fn names(store: &Arc<InMemory>, folder: &str) -> Vec<String> {
+pub(crate) fn names(store: &Arc<InMemory>, folder: &str) -> Vec<String> {
     let listed = runtime().block_on(client(&Connection::new(store)).list(folder)).unwrap();
     listed.into_iter().map(|it| it.name).collect()
 }
 
-fn manifest(store: &Arc<InMemory>) -> Manifest {
+pub(crate) fn manifest(store: &Arc<InMemory>) -> Manifest {
     Manifest::parse(&object(store, "manifest")).unwrap()
 }
 
@@ -298,7 +298,7 @@ fn open_alone(connection: &Connection, capacity_bytes: u64) -> Result<BucketStor
 }
 
 /// Makes the superblock durable.
-fn make_superblock(pool: &BucketStore) -> std::io::Result<()> {
+pub(crate) fn make_superblock(pool: &BucketStore) -> std::io::Result<()> {
     pool.create("new", 512)?;
     pool.rename("new", "superblock")?;
     pool.sync_names()
@@ -477,7 +477,7 @@ fn a_part_of_the_table_of_another_place_is_refused() {
     assert!(error.starts_with(&format!("`{newest}` belongs to another pool")), "{error}");
 }
 
-fn replace(store: &Arc<InMemory>, name: &str, bytes: Vec<u8>) {
+pub(crate) fn replace(store: &Arc<InMemory>, name: &str, bytes: Vec<u8>) {
     let path = ObjectPath::from(format!("pool/{name}"));
     runtime().block_on(store.put(&path, bytes.into())).unwrap();
 }

@@ -18,7 +18,7 @@ use super::{HEADER_BYTES, ObjectHeader, ObjectKind};
 pub const PAYLOAD_AT: usize = HEADER_BYTES + 40;
 
 /// Length of a record in bytes.
-const RECORD_BYTES: usize = 16;
+pub(super) const RECORD_BYTES: usize = 16;
 
 /// The number of the file that contains the superblock.
 pub const SUPERBLOCK: u32 = u32::MAX;
@@ -34,7 +34,7 @@ const WHAT: &str = "batch";
 /// An operation on a file of the pool: a segment, by its number, or [`SUPERBLOCK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchOperation {
-    /// Bytes were written; they are the next ones of the payload.
+    /// Bytes were written; they are the later ones of the payload.
     Write {
         /// The offset in the file.
         offset: u32,
@@ -62,7 +62,7 @@ pub struct BatchRecord {
 }
 
 impl BatchRecord {
-    fn print(&self, bytes: &mut Vec<u8>) {
+    pub(super) fn print(&self, bytes: &mut Vec<u8>) {
         let (code, offset, len) = match self.operation {
             BatchOperation::Write { offset, len } => (1, offset, len),
             BatchOperation::Make { len } => (2, 0, len),
@@ -74,7 +74,7 @@ impl BatchRecord {
         }
     }
 
-    fn parse(bytes: &[u8]) -> Result<BatchRecord, FormatError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<BatchRecord, FormatError> {
         let field = |at| u32_at(bytes, at);
         let (code, file, offset, len) = (field(0), field(4), field(8), field(12));
         let impossible = |field, value: u32, want| FormatError::Field {
@@ -101,21 +101,50 @@ impl BatchRecord {
     }
 }
 
-/// Turns a payload, which begins at [`PAYLOAD_AT`], into a batch. `through` is the number of groups
-/// of the local log that the batches of the epoch contain up to this one.
-pub fn complete(bytes: &mut Vec<u8>, header: &ObjectHeader, through: u64, records: &[BatchRecord]) {
+/// The bytes that the writes among records have in the payload.
+pub fn payload_bytes(records: &[BatchRecord]) -> u64 {
+    let written = records.iter().map(|record| match record.operation {
+        BatchOperation::Write { len, .. } => u64::from(len),
+        _ => 0,
+    });
+    written.sum()
+}
+
+/// The length of a batch that is completed with a number of records when it has this length in
+/// bytes: header and payload.
+pub fn len_bytes(len: usize, records: usize) -> usize {
+    ChunkSums::len_with(len + records * RECORD_BYTES)
+}
+
+/// Whether a replay continues after a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaterBatches {
+    /// The replay continues with the batch or the seal of the next number.
+    Replayed,
+    /// The batch ends its epoch, as a seal does. Objects of higher numbers are ignored.
+    Ignored,
+}
+
+/// Turns a payload, which begins at [`PAYLOAD_AT`], into a batch.
+pub fn complete(
+    bytes: &mut Vec<u8>,
+    header: &ObjectHeader,
+    later: LaterBatches,
+    records: &[BatchRecord],
+) {
     let payload_bytes = bytes.len() - PAYLOAD_AT;
     for record in records {
         record.print(bytes);
     }
     let (payload, printed) = bytes[PAYLOAD_AT..].split_at(payload_bytes);
     let crcs = [crc(payload), crc(printed)];
-    put_u64(bytes, 64, through);
+    // How many batches the epoch has up to this one.
+    put_u64(bytes, 64, header.number.wrapping_add(1));
     put_u64(bytes, 72, crcs[0]);
     put_u64(bytes, 80, crcs[1]);
     put_u32(bytes, 88, payload_bytes as u32);
     put_u32(bytes, 92, records.len() as u32);
-    put_u64(bytes, 96, 0);
+    put_u64(bytes, 96, u64::from(later == LaterBatches::Ignored));
     let header = ObjectHeader { kind: ObjectKind::Batch, ..*header };
     header.put(bytes, PAYLOAD_AT);
     ChunkSums::append(bytes, &header);
@@ -126,8 +155,8 @@ pub fn complete(bytes: &mut Vec<u8>, header: &ObjectHeader, through: u64, record
 pub struct Batch {
     /// The header.
     pub header: ObjectHeader,
-    /// The number of groups of the local log that the epoch contains up to here.
-    pub through: u64,
+    /// Whether a replay continues after it.
+    pub later: LaterBatches,
     /// The records.
     pub records: Vec<BatchRecord>,
 }
@@ -159,16 +188,20 @@ impl Batch {
         }
         let records: Vec<BatchRecord> =
             printed.chunks_exact(RECORD_BYTES).map(BatchRecord::parse).collect::<Result<_, _>>()?;
-        let written = records.iter().map(|record| match record.operation {
-            BatchOperation::Write { len, .. } => u64::from(len),
-            _ => 0,
-        });
-        if written.sum::<u64>() != payload.len() as u64 {
+        if payload_bytes(&records) != payload.len() as u64 {
             let (field, value) = ("payload", payload.len() as u64);
             let want = "the lengths of all writes together";
             return Err(FormatError::Field { what: WHAT, field, value, want });
         }
-        Ok(Batch { header, through: u64_at(head, 64), records })
+        let later = match u64_at(head, 96) {
+            0 => LaterBatches::Replayed,
+            1 => LaterBatches::Ignored,
+            value => {
+                let (field, want) = ("end of the epoch", "0 or 1");
+                return Err(FormatError::Field { what: WHAT, field, value, want });
+            }
+        };
+        Ok(Batch { header, later, records })
     }
 }
 
@@ -195,16 +228,31 @@ mod tests {
     fn printed() -> Vec<u8> {
         let mut bytes = vec![0; PAYLOAD_AT];
         bytes.extend_from_slice(&[5; 612]);
-        complete(&mut bytes, &header(), 11, &records());
+        complete(&mut bytes, &header(), LaterBatches::Ignored, &records());
         bytes
+    }
+
+    #[test]
+    fn the_length_of_a_batch_is_known_before_it_is_complete() {
+        for len in [0, 1, 612, 32 << 10, (64 << 10) - PAYLOAD_AT - 16, 1 << 20] {
+            let mut bytes = vec![0; PAYLOAD_AT + len];
+            let write = BatchOperation::Write { offset: 0, len: len as u32 };
+            let records = [BatchRecord { file: 0, operation: write }];
+            let expected = len_bytes(bytes.len(), records.len());
+            complete(&mut bytes, &header(), LaterBatches::Replayed, &records);
+            assert_eq!(bytes.len(), expected);
+        }
     }
 
     #[test]
     fn a_batch_is_read_back() {
         let batch = Batch::parse(&printed()).unwrap();
-        assert_eq!(batch, Batch { header: header(), through: 11, records: records() });
+        assert_eq!(
+            batch,
+            Batch { header: header(), later: LaterBatches::Ignored, records: records() }
+        );
         let mut empty = vec![0; PAYLOAD_AT];
-        complete(&mut empty, &header(), 0, &[]);
+        complete(&mut empty, &header(), LaterBatches::Replayed, &[]);
         assert_eq!(Batch::parse(&empty).unwrap().records, []);
     }
 
@@ -232,7 +280,12 @@ mod tests {
         ] {
             let mut bytes = vec![0; PAYLOAD_AT];
             bytes.extend_from_slice(&[5; 612]);
-            complete(&mut bytes, &header(), 0, &[BatchRecord { file, operation }]);
+            complete(
+                &mut bytes,
+                &header(),
+                LaterBatches::Replayed,
+                &[BatchRecord { file, operation }],
+            );
             assert!(Batch::parse(&bytes).is_err(), "{file} {operation:?}");
         }
     }

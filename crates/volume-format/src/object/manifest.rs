@@ -23,7 +23,7 @@ pub struct Replay {
     pub epoch: u64,
     /// The number of the first batch that the table lacks.
     pub first: u64,
-    /// The groups of the local log that the batches before the first one contain.
+    /// The number of batches before the first one.
     pub through: u64,
 }
 

@@ -45,6 +45,11 @@ impl ChunkSums {
         bytes.extend_from_slice(&sum.to_le_bytes());
     }
 
+    /// The length of an object whose body has this length in bytes.
+    pub fn len_with(body_bytes: usize) -> usize {
+        body_bytes + body_bytes.div_ceil(CHUNK_BYTES) * 8 + FOOTER_BYTES
+    }
+
     /// The length of the checksums and the footer in bytes; `end` are the last bytes of the object.
     ///
     /// # Errors

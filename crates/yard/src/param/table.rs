@@ -476,6 +476,26 @@ const VOLUME: &[Param] = &[
     ),
     param("cache_size", size(0, 4 * TIB), "0", "most bytes of that cache; 0: 4g"),
     param(
+        "ack",
+        ValueForm::Choice(&["auto", "object", "local"]),
+        "auto",
+        "what acknowledges a sync of a pool in an object store; object: the object store; local: a \
+         log on a disk of this machine, which is uploaded later; auto: object, or as the pool is \
+         open",
+    ),
+    param(
+        "max_lag",
+        size(0, TIB),
+        "0",
+        "with ack=local, most bytes that the object store may lack, 16M or more; 0: 64M",
+    ),
+    param(
+        "max_lag_time",
+        MILLIS,
+        "0",
+        "with ack=local, longest time for which the object store may lack a write; 0: 30s",
+    ),
+    param(
         "key_file",
         PATH,
         "",

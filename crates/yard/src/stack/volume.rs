@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockyard_store::remote::RemoteParameters;
+use blockyard_store::remote::{Acknowledge, RemoteParameters};
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::{Given, ZSTD_LEVEL};
 use blockyard_volume::{
@@ -131,6 +131,10 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
             cache: spec.text("cache").map(PathBuf::from),
             cache_bytes: spec.number("cache_size"),
             capacity_bytes: spec.number("pool_size"),
+            acknowledge: [None, Some(Acknowledge::Object), Some(Acknowledge::Local)]
+                [spec.choice("ack")],
+            max_lag_bytes: spec.number("max_lag"),
+            max_lag_ms: spec.number("max_lag_time"),
             take_over: false,
         },
         secret: secret(spec)?,

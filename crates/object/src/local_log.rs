@@ -1,0 +1,430 @@
+//! The local log: files on a disk of this machine with the batches that the object store lacks.
+//!
+//! A sync of a pool that is open with `ack=local` appends to the file of each batch what the batch
+//! got since the sync before ([`format`](blockyard_volume_format::object::local_log)), and syncs
+//! the file. The file is removed when the object store has the batch and all batches before it.
+//!
+//! If the process ends before, the files stay. The next opening on this machine creates the batches
+//! in the object store, under their names, before it takes a new epoch ([`upload_left`]). If
+//! another opener has sealed the epoch meanwhile, the batches from the seal on are lost.
+//!
+//! # Invariants
+//!
+//! 1. A file is written and synced, and its name too, before the next file is made. So an intact
+//!    group proves that everything before it was durable.
+//! 2. All batches of the epoch before the first file are in the object store.
+//! 3. After an error nothing is appended any more. From then on syncs wait for the object store.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use blockyard_core::owner_only;
+use blockyard_store::StoreError;
+use blockyard_volume_format::object::batch::{BatchRecord, LaterBatches};
+use blockyard_volume_format::object::local_log::{self as format, GroupsEnd, LogFile};
+use blockyard_volume_format::object::manifest::Manifest;
+use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
+use bytes::Bytes;
+
+use crate::bucket_error::BucketError;
+use crate::client::{Created, ObjectClient};
+
+/// What the name of a file begins with whose batch is lost.
+const LOST: &str = "lost-";
+
+/// What a batch got since its group before.
+#[derive(Debug)]
+pub(crate) struct LogGroup {
+    /// The number of the batch.
+    pub(crate) number: u64,
+    /// What the groups of the batch before have.
+    pub(crate) before: GroupsEnd,
+    pub(crate) records: Vec<BatchRecord>,
+    pub(crate) payload: Bytes,
+}
+
+impl LogGroup {
+    /// What the groups of the batch have with this one.
+    pub(crate) fn end(&self) -> GroupsEnd {
+        GroupsEnd {
+            records: self.before.records + self.records.len(),
+            payload_bytes: self.before.payload_bytes + self.payload.len(),
+        }
+    }
+}
+
+/// The log of an open pool.
+#[derive(Debug)]
+pub(crate) struct LocalLog {
+    directory: PathBuf,
+    /// The header of the batches of this opener, but the number.
+    header: ObjectHeader,
+    /// The file that was written last.
+    last: Option<OpenFile>,
+    /// How far the batches are in the log: the number of a batch, and what its groups have.
+    pub(crate) end: (u64, GroupsEnd),
+    /// Batches below this number have no file.
+    removed: u64,
+    has_failed: bool,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    number: u64,
+    file: File,
+    bytes: u64,
+}
+
+impl LocalLog {
+    /// The log of an opener in a directory without files of earlier ones.
+    pub(crate) fn new(directory: &Path, header: ObjectHeader) -> LocalLog {
+        LocalLog {
+            directory: directory.to_owned(),
+            header,
+            last: None,
+            end: (0, GroupsEnd::default()),
+            removed: 0,
+            has_failed: false,
+        }
+    }
+
+    /// Makes groups durable. Returns whether they are.
+    pub(crate) fn append(&mut self, groups: &[LogGroup], title: &str) -> bool {
+        for group in groups {
+            if self.has_failed {
+                break;
+            }
+            match self.append_group(group) {
+                Ok(()) => self.end = (group.number, group.end()),
+                Err(error) => {
+                    self.has_failed = true;
+                    tracing::error!(
+                        "{title}: cannot write the local log `{}`: {error}; each sync waits for \
+                         the object store until the pool is opened again",
+                        self.directory.display()
+                    );
+                }
+            }
+        }
+        !self.has_failed
+    }
+
+    fn append_group(&mut self, group: &LogGroup) -> io::Result<()> {
+        let id = (self.header.epoch, group.number);
+        let (mut bytes, mut open) = match self.last.take() {
+            Some(open) if open.number == group.number => (Vec::new(), open),
+            _ => {
+                let path = self.directory.join(format::name(id.0, id.1));
+                let file = owner_only::make_options().open(path)?;
+                let bytes = format::begin(&ObjectHeader { number: group.number, ..self.header });
+                (bytes, OpenFile { number: group.number, file, bytes: 0 })
+            }
+        };
+        format::append(&mut bytes, id, group.before, (&group.records, &group.payload));
+        open.file.write_all_at(&bytes, open.bytes)?;
+        open.file.sync_data()?;
+        if open.bytes == 0 {
+            owner_only::sync_directory(&self.directory)?;
+        }
+        open.bytes += bytes.len() as u64;
+        self.last = Some(open);
+        Ok(())
+    }
+
+    /// Removes the files of batches below a number, which the object store has.
+    pub(crate) fn remove_below(&mut self, number: u64) {
+        for number in self.removed..number {
+            let path = self.directory.join(format::name(self.header.epoch, number));
+            // A file that stays is recognized as uploaded by the next opener.
+            _ = std::fs::remove_file(path);
+        }
+        self.removed = self.removed.max(number);
+    }
+}
+
+fn failed(directory: &Path) -> impl Fn(io::Error) -> BucketError {
+    let doing = format!("cannot use the local log `{}`", directory.display());
+    move |source| StoreError::Io { doing: doing.clone(), source }.into()
+}
+
+/// Makes the directory of a log if there is none.
+pub(crate) fn make_directory(directory: &Path) -> Result<(), BucketError> {
+    owner_only::create_dir_all_durably(directory).map_err(failed(directory))
+}
+
+/// The epochs and numbers of the batches that have files in a directory, in ascending order.
+fn list(directory: &Path) -> Result<Vec<(u64, u64)>, BucketError> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed(directory))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed(directory))?.file_name();
+        found.extend(name.to_str().and_then(format::parse_name));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The batches of an epoch that an opener of this machine has logged and the object store lacks: it
+/// has those below `first`. A process that only reads the pool replays them after those.
+pub(crate) fn left_after(
+    directory: &Path,
+    manifest: &Manifest,
+    (epoch, first): (u64, u64),
+) -> Result<Vec<(u64, Bytes)>, BucketError> {
+    let files = list(directory)?;
+    let files: Vec<(u64, u64)> =
+        files.into_iter().filter(|file| file.0 == epoch && file.1 >= first).collect();
+    let place = LogPlace { manifest, directory, epoch };
+    place.check_writer(&files.iter().map(|file| file.1).collect::<Vec<u64>>())?;
+    let mut batches = Vec::new();
+    for (index, (_, number)) in files.iter().enumerate() {
+        if *number != first + index as u64 {
+            return Err(place.damaged(first + index as u64, "is missing"));
+        }
+        if let Some(file) = place.read(*number, index + 1 == files.len())? {
+            batches.push((*number, file.batch(LaterBatches::Ignored).into()));
+        }
+    }
+    Ok(batches)
+}
+
+/// The object in the place of a batch.
+enum ObjectFound {
+    /// A batch of the opener of the log.
+    Batch,
+    Seal,
+    None,
+}
+
+/// The random number of an opener.
+type WriterId = [u8; 16];
+
+/// Creates the batches of the log of an earlier opener of this machine in the object store, and
+/// removes the log. A crash in between repeats it.
+///
+/// If another machine opens the pool meanwhile, the name of each batch has either the batch, which
+/// that machine replays, or its seal.
+pub(crate) async fn upload_left(
+    client: &ObjectClient,
+    manifest: &Manifest,
+    directory: &Path,
+) -> Result<(), BucketError> {
+    let files = list(directory)?;
+    for epoch in files.chunk_by(|one, next| one.0 == next.0) {
+        let numbers: Vec<u64> = epoch.iter().map(|(_, number)| *number).collect();
+        let place = LogPlace { manifest, directory, epoch: epoch[0].0 };
+        let left = Left { client, place };
+        left.upload(&numbers).await?;
+    }
+    Ok(())
+}
+
+/// The files of one epoch.
+#[derive(Clone, Copy)]
+struct LogPlace<'a> {
+    manifest: &'a Manifest,
+    directory: &'a Path,
+    epoch: u64,
+}
+
+impl LogPlace<'_> {
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format::name(self.epoch, number))
+    }
+
+    /// The opener of the log, as the first intact header names it. If the epoch is the newest one,
+    /// the manifest names its opener, too.
+    fn check_writer(&self, numbers: &[u64]) -> Result<Option<WriterId>, BucketError> {
+        for number in numbers {
+            let bytes = std::fs::read(self.path(*number)).map_err(failed(self.directory))?;
+            if let Ok((header, _)) = ObjectHeader::parse_as(&bytes, ObjectKind::LocalLog) {
+                let is_newest = self.epoch == self.manifest.epoch;
+                return match is_newest && header.writer != self.manifest.writer {
+                    true => Err(self.foreign(*number)),
+                    false => Ok(Some(header.writer)),
+                };
+            }
+        }
+        Ok(None)
+    }
+
+    /// The file of a batch that the object store lacks; `None` if nothing of it was durable.
+    fn read(&self, number: u64, is_last: bool) -> Result<Option<LogFile>, BucketError> {
+        let bytes = std::fs::read(self.path(number)).map_err(failed(self.directory))?;
+        let file = LogFile::parse(&bytes, (self.epoch, number));
+        let file = file.map_err(|error| self.damaged(number, &error.to_string()))?;
+        if file.as_ref().is_some_and(|file| file.header.pool != self.manifest.mark()) {
+            return Err(self.damaged(number, "belongs to another pool"));
+        }
+        let is_torn = file.as_ref().is_none_or(|file| file.torn_bytes > 0);
+        if is_torn && !is_last {
+            return Err(self.damaged(number, "is damaged at its end, and a later file is there"));
+        }
+        Ok(file.filter(|file| !file.records.is_empty()))
+    }
+
+    /// The error for the log of an opener of a copy of the pool.
+    fn foreign(&self, number: u64) -> BucketError {
+        self.damaged(number, "is of another opener than the one that had this epoch of the pool")
+    }
+
+    fn damaged(&self, number: u64, why: &str) -> BucketError {
+        let path = self.path(number).display().to_string();
+        BucketError::LocalLog { path, why: why.to_owned() }
+    }
+}
+
+/// The files of one epoch that an earlier opener has left.
+struct Left<'a> {
+    client: &'a ObjectClient,
+    place: LogPlace<'a>,
+}
+
+impl Left<'_> {
+    async fn upload(&self, numbers: &[u64]) -> Result<(), BucketError> {
+        let replay =
+            self.place.manifest.replays.iter().find(|replay| replay.epoch == self.place.epoch);
+        let lost_from = match replay {
+            Some(replay) => self.create(numbers, replay.first).await?,
+            // A later opener has sealed the epoch, and a compaction has removed its batches.
+            None => self.find_seal(numbers).await?,
+        };
+        let lost = numbers.partition_point(|number| lost_from.is_none_or(|from| *number < from));
+        let (there, lost) = numbers.split_at(lost);
+        for number in there {
+            std::fs::remove_file(self.place.path(*number)).map_err(failed(self.place.directory))?;
+        }
+        self.set_aside(lost)
+    }
+
+    /// Creates the batches, of which the manifest's table has those below `first`. Returns the
+    /// number of the seal, if the epoch has one.
+    async fn create(&self, numbers: &[u64], first: u64) -> Result<Option<u64>, BucketError> {
+        let numbers = &numbers[numbers.partition_point(|number| *number < first)..];
+        let Some(lowest) = numbers.first().copied() else { return Ok(None) };
+        let writer = self.place.check_writer(numbers)?;
+        if lowest > first {
+            match self.find(lowest - 1, writer).await? {
+                ObjectFound::Batch => {}
+                ObjectFound::Seal => return Ok(Some(lowest - 1)),
+                ObjectFound::None => return Err(self.place.damaged(lowest - 1, "is missing")),
+            }
+        }
+        for (index, number) in numbers.iter().copied().enumerate() {
+            if number != lowest + index as u64 {
+                return Err(self.place.damaged(lowest + index as u64, "is missing"));
+            }
+            let is_last = index + 1 == numbers.len();
+            let mut found = self.find(number, writer).await?;
+            if let ObjectFound::None = found
+                && let Some(file) = self.place.read(number, is_last)?
+            {
+                // The file of the last batch may lack what followed the last sync. A later batch of
+                // the ended process may still arrive, and must not be replayed without that.
+                let later = if is_last { LaterBatches::Ignored } else { LaterBatches::Replayed };
+                found = self.create_batch(number, (file.batch(later).into(), writer)).await?;
+            }
+            if let ObjectFound::Seal = found {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn create_batch(
+        &self,
+        number: u64,
+        (bytes, writer): (Bytes, Option<WriterId>),
+    ) -> Result<ObjectFound, BucketError> {
+        let name = ObjectId::batch(self.place.epoch, number).to_string();
+        match self.client.create(&name, &bytes).await? {
+            Created::New { .. } => {
+                tracing::info!("{}: uploaded `{name}` from the local log", self.client.title());
+                Ok(ObjectFound::Batch)
+            }
+            Created::Taken(other) => self.identify(number, &other.bytes, writer),
+        }
+    }
+
+    /// The number of the seal of an epoch whose batches may be removed. A seal is never removed,
+    /// and is not below the first file, nor above the first number after the last one.
+    async fn find_seal(&self, numbers: &[u64]) -> Result<Option<u64>, BucketError> {
+        if self.place.epoch > self.place.manifest.epoch {
+            return Err(self
+                .place
+                .damaged(numbers[0], "is newer than the pool in the object store"));
+        }
+        for number in numbers.iter().copied().chain(numbers.last().map(|last| last + 1)) {
+            if let ObjectFound::Seal = self.find(number, None).await? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn find(
+        &self,
+        number: u64,
+        writer: Option<WriterId>,
+    ) -> Result<ObjectFound, BucketError> {
+        let name = ObjectId::batch(self.place.epoch, number).to_string();
+        match self.client.get(&name, None).await? {
+            Some(object) => self.identify(number, &object.bytes, writer),
+            None => Ok(ObjectFound::None),
+        }
+    }
+
+    fn identify(
+        &self,
+        number: u64,
+        bytes: &[u8],
+        writer: Option<WriterId>,
+    ) -> Result<ObjectFound, BucketError> {
+        let (header, _) = ObjectHeader::parse(bytes)?;
+        let is_ours = header.pool == self.place.manifest.mark()
+            && (header.epoch, header.number) == (self.place.epoch, number);
+        match header.kind {
+            ObjectKind::Batch if is_ours && writer.is_some_and(|it| it != header.writer) => {
+                Err(self.place.foreign(number))
+            }
+            ObjectKind::Batch if is_ours => Ok(ObjectFound::Batch),
+            ObjectKind::Seal if is_ours => Ok(ObjectFound::Seal),
+            _ => Err(BucketError::Foreign {
+                name: ObjectId::batch(self.place.epoch, number).to_string(),
+            }),
+        }
+    }
+
+    /// Keeps the files of lost batches under other names, and says what is lost.
+    fn set_aside(&self, lost: &[u64]) -> Result<(), BucketError> {
+        let (mut batches, mut bytes) = (0, 0);
+        for number in lost {
+            let path = self.place.path(*number);
+            let contents = std::fs::read(&path).map_err(failed(self.place.directory))?;
+            if let Ok(file) = LogFile::parse(&contents, (self.place.epoch, *number)) {
+                batches += u64::from(file.as_ref().is_some_and(|file| !file.records.is_empty()));
+                bytes += file.map_or(0, |file| file.payload.len());
+            } else {
+                batches += 1;
+            }
+            let name = format!("{LOST}{}", format::name(self.place.epoch, *number));
+            let renamed = std::fs::rename(&path, self.place.directory.join(name));
+            renamed.map_err(failed(self.place.directory))?;
+        }
+        if batches > 0 {
+            tracing::error!(
+                "{}: another machine has taken over the pool: {batches} batches with {bytes} bytes \
+                 of writes, which were in the local log of this machine alone, are lost; their \
+                 files are kept as `{}`",
+                self.client.title(),
+                self.place.directory.join(format!("{LOST}{:016x}-*", self.place.epoch)).display()
+            );
+        }
+        Ok(())
+    }
+}

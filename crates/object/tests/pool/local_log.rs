@@ -1,0 +1,446 @@
+//! The files of the local log: when they are made and removed, their limits, and what an opener
+//! says of files that are torn, damaged, missing or of another pool.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_object::{
+    BucketError, BucketSettings, BucketStore, LocalAcknowledgement, ObjectClient, Opening, Retries,
+};
+use blockyard_store::remote::Acknowledge;
+use blockyard_store::{SegmentFiles as _, StoreFile as _};
+use blockyard_volume_format::object::ObjectId;
+use blockyard_volume_format::object::batch::{
+    self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT,
+};
+use blockyard_volume_format::object::local_log::LogFile;
+use blockyard_volume_format::segment_name;
+use object_store::memory::InMemory;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::connection::{Connection, pass};
+use crate::machine::{LAG_BYTES, formatted, local_settings, log_folder, runtime};
+use crate::storage::{make_superblock, names, object, open_read_only, replace, write};
+
+/// The settings of a pool that compacts nothing.
+fn settings() -> BucketSettings {
+    BucketSettings {
+        memory_bytes: 1 << 30,
+        compact_bytes: 1 << 30,
+        compact_batches: 1 << 30,
+        ..local_settings()
+    }
+}
+
+fn limits() -> LocalAcknowledgement {
+    local_settings().local.unwrap()
+}
+
+/// A machine: its runtime and the directory of its log.
+struct Place {
+    runtime: Arc<Runtime>,
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { runtime: runtime(), folder: log_folder() }
+    }
+
+    fn log(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn open_with(
+        &self,
+        connection: &Connection,
+        settings: BucketSettings,
+    ) -> Result<BucketStore, BucketError> {
+        let client = ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default());
+        let request = Opening { log: Some(self.log()), take_over: true, ..Opening::default() };
+        BucketStore::open(Arc::new(client), settings, request, &self.runtime)
+    }
+
+    fn open(&self, store: &Arc<InMemory>) -> BucketStore {
+        self.open_with(&Connection::new(store), settings()).unwrap()
+    }
+
+    fn pass(&self, time: Duration) {
+        self.runtime.block_on(pass(time));
+    }
+
+    /// The names of the files of the log.
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.log()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A pool with a superblock and four segments.
+fn with_superblock() -> Arc<InMemory> {
+    let store = formatted();
+    let place = Place::new();
+    let pool =
+        place.open_with(&Connection::new(&store), BucketSettings { local: None, ..settings() });
+    let pool = pool.unwrap();
+    for name in pool.names().unwrap().iter().filter(|name| *name != "superblock") {
+        pool.remove(name).unwrap();
+    }
+    for number in 0..4 {
+        pool.create("new", 16 << 10).unwrap();
+        pool.rename("new", &segment_name(number)).unwrap();
+    }
+    pool.sync_names().unwrap();
+    store
+}
+
+/// The contents of the segments.
+fn segments(pool: &BucketStore) -> Vec<Vec<u8>> {
+    let mut names = pool.names().unwrap();
+    names.retain(|name| name.starts_with("segment-"));
+    names.sort();
+    let read = |name: &String| {
+        let mut bytes = vec![0; 16 << 10];
+        pool.open(name).unwrap().unwrap().read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    names.iter().map(read).collect()
+}
+
+/// What another machine would read.
+fn elsewhere(store: &Arc<InMemory>) -> Vec<Vec<u8>> {
+    segments(&open_read_only(store).unwrap())
+}
+
+#[test]
+fn syncs_share_an_upload_and_the_file_is_removed_after_it() {
+    let (store, place) = (with_superblock(), Place::new());
+    let connection = Connection::new(&store);
+    let pool = place.open_with(&connection, settings()).unwrap();
+    let before = connection.plan().requests;
+    let old = elsewhere(&store);
+    for number in 0..10 {
+        write(&pool, 0, number).unwrap();
+    }
+    assert_eq!(connection.plan().requests, before, "a sync sends a request");
+    assert_eq!(place.files(), [format!("{:016x}-{:016x}", pool.epoch(), 0)]);
+    assert_eq!(elsewhere(&store), old);
+    let status = pool.upload_status();
+    assert_eq!((status.acknowledge, status.lag_batches), (Acknowledge::Local, 1));
+    assert!(status.lag_bytes > 10 * 512 && !status.is_waiting, "{status:?}");
+    place.pass(limits().upload_delay * 2);
+    assert_eq!(connection.plan().requests, before + 1);
+    assert!(place.files().is_empty(), "{:?}", place.files());
+    assert_eq!(elsewhere(&store), segments(&pool));
+    assert_eq!(pool.lag().batches, 0);
+}
+
+#[test]
+fn files_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open(&store);
+    write(&pool, 0, 1).unwrap();
+    let file = place.log().join(&place.files()[0]);
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_pool_that_is_closed_in_order_is_uploaded() {
+    let (store, place) = (with_superblock(), Place::new());
+    let close_time = Duration::from_secs(10);
+    let local = Some(LocalAcknowledgement { close_time, ..limits() });
+    let settings = BucketSettings { local, ..settings() };
+    let pool = place.open_with(&Connection::new(&store), settings).unwrap();
+    (0..20).for_each(|number| write(&pool, 1, number).unwrap());
+    let expected = segments(&pool);
+    drop(pool);
+    assert!(place.files().is_empty(), "{:?}", place.files());
+    assert_eq!(elsewhere(&store), expected);
+
+    // If the object store does not answer, the log keeps what it lacks.
+    let connection = Connection::new(&store);
+    let pool = place.open_with(&connection, settings).unwrap();
+    connection.plan().cut_after = 0;
+    write(&pool, 1, 99).unwrap();
+    drop(pool);
+    let mut newer = expected.clone();
+    newer[1][99 % 16 * 1024..][..512].fill(99);
+    assert_eq!(place.files().len(), 1);
+    assert_eq!(elsewhere(&store), expected);
+    assert_eq!(segments(&place.open(&store)), newer);
+}
+
+/// While the object store does not answer, syncs are acknowledged up to the limits. Then they wait,
+/// and fail after the longest outage.
+#[test]
+fn writes_wait_at_the_limits_of_the_lag() {
+    for waits_for_time in [false, true] {
+        let (store, place) = (with_superblock(), Place::new());
+        let connection = Connection::new(&store);
+        let pool = place.open_with(&connection, settings()).unwrap();
+        place.pass(Duration::from_secs(1));
+        let old = elsewhere(&store);
+        connection.plan().cut_after = 0;
+        let (mut written, mut expected) = (0, old.clone());
+        if waits_for_time {
+            write(&pool, 0, 0).unwrap();
+            expected = segments(&pool);
+            place.pass(limits().lag_time_max + Duration::from_secs(1));
+            assert!(pool.upload_status().is_waiting);
+            written = 1;
+        }
+        let first = written;
+        for number in first..200 {
+            if write(&pool, usize::from(number) % 4, number).is_err() {
+                break;
+            }
+            let lag = pool.lag();
+            assert!(lag.bytes <= LAG_BYTES && lag.time <= limits().lag_time_max, "{lag:?}");
+            (written, expected) = (number + 1, segments(&pool));
+        }
+        match waits_for_time {
+            true => assert_eq!(written, 1),
+            // Each write has 512 bytes, and a record in the batch.
+            false => assert!((30..48).contains(&written), "{written}"),
+        }
+        assert!(pool.upload_status().waits > 0);
+        assert_eq!(elsewhere(&store), old);
+        drop(pool);
+        // The last write was not acknowledged, and may be there or not.
+        let found = segments(&place.open(&store));
+        let (mut differs, all) = (0, found.iter().flatten().zip(expected.iter().flatten()));
+        all.for_each(|(one, other)| differs += usize::from(one != other));
+        assert!(differs <= 512, "{differs} bytes differ");
+    }
+}
+
+/// The log lies on a disk that fails, or whose directory was removed.
+#[test]
+fn syncs_wait_for_the_object_store_if_the_log_cannot_be_written() {
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open(&store);
+    std::fs::remove_dir_all(place.log()).unwrap();
+    for number in 0..5 {
+        write(&pool, 0, number).unwrap();
+        assert_eq!(elsewhere(&store), segments(&pool));
+    }
+}
+
+/// An opener elsewhere takes a pool without a superblock for an interrupted creation.
+#[test]
+fn the_creation_of_a_pool_is_acknowledged_by_the_object_store() {
+    let store = formatted();
+    let place = Place::new();
+    let pool = place.open(&store);
+    pool.remove("superblock").unwrap();
+    pool.sync_names().unwrap();
+    place.pass(Duration::from_secs(1));
+    make_superblock(&pool).unwrap();
+    let names = open_read_only(&store).unwrap().names().unwrap();
+    assert!(names.contains(&"superblock".to_owned()), "{names:?}");
+}
+
+/// A machine with a log of several files stops. Returns its contents after each sync.
+fn stopped(store: &Arc<InMemory>, place: &Place) -> Vec<Vec<Vec<u8>>> {
+    let connection = Connection::new(store);
+    let pool = place.open_with(&connection, settings()).unwrap();
+    place.pass(Duration::from_secs(1));
+    connection.plan().cut_after = 0;
+    let mut after = vec![segments(&pool)];
+    for number in 0..24 {
+        write(&pool, usize::from(number) % 4, number).unwrap();
+        after.push(segments(&pool));
+    }
+    assert!(place.files().len() > 1, "{:?}", place.files());
+    after
+}
+
+#[test]
+fn a_log_that_ends_anywhere_has_a_prefix() {
+    let (origin, first) = (with_superblock(), Place::new());
+    let after = stopped(&origin, &first);
+    let files = first.files();
+    let last = files.last().unwrap();
+    let whole = std::fs::read(first.log().join(last)).unwrap();
+    let mut found = Vec::new();
+    for len in (0..=whole.len()).step_by(61).chain([whole.len()]) {
+        let (store, place) = (Arc::new(origin.fork()), Place::new());
+        for name in &files {
+            std::fs::copy(first.log().join(name), place.log().join(name)).unwrap();
+        }
+        std::fs::write(place.log().join(last), &whole[..len]).unwrap();
+        let contents = segments(&place.open(&store));
+        let at = after.iter().position(|it| *it == contents);
+        found.push(at.unwrap_or_else(|| panic!("{len} bytes of the last file give no prefix")));
+    }
+    assert!(found.is_sorted(), "{found:?}");
+    found.dedup();
+    assert!(found.len() > 4 && found.last() == Some(&(after.len() - 1)), "{found:?}");
+}
+
+#[test]
+fn a_damaged_or_missing_file_and_one_of_another_pool_are_refused_by_name() {
+    let (store, place) = (with_superblock(), Place::new());
+    let after = stopped(&store, &place);
+    let files = place.files();
+    let path = place.log().join(&files[0]);
+    let intact = std::fs::read(&path).unwrap();
+    let refused = |why: &str| {
+        let error = place.open_with(&Connection::new(&store), settings()).unwrap_err();
+        assert!(matches!(&error, BucketError::LocalLog { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&files[0]) && text.contains(why), "{text}");
+    };
+    let mut bad = intact.clone();
+    bad[200] ^= 1;
+    std::fs::write(&path, bad).unwrap();
+    refused("is damaged");
+    std::fs::write(&path, &intact[..intact.len() - 1]).unwrap();
+    refused("is damaged at its end, and a later file is there");
+    let mut other = LogFile::parse(&intact, id_of(&files[0])).unwrap().unwrap().header;
+    other.pool ^= 1;
+    let begin = blockyard_volume_format::object::local_log::begin(&other);
+    std::fs::write(&path, [&begin, &intact[begin.len()..]].concat()).unwrap();
+    refused("belongs to another pool");
+    std::fs::remove_file(&path).unwrap();
+    refused("is missing");
+    // Nothing was taken over, uploaded or removed.
+    std::fs::write(&path, intact).unwrap();
+    assert_eq!(place.files(), files);
+    assert_eq!(segments(&place.open(&store)), after[after.len() - 1]);
+}
+
+/// A reader on the machine with the log finds what it has, and changes nothing.
+#[test]
+fn a_reader_finds_what_the_log_of_its_machine_has() {
+    let (store, place) = (with_superblock(), Place::new());
+    let after = stopped(&store, &place);
+    let (files, batches) = (place.files(), names(&store, "batch"));
+    let client = ObjectClient::over(Arc::new(Connection::new(&store)), "pool", Retries::default());
+    let reader = BucketStore::open_read_only_with(
+        Arc::new(client),
+        settings(),
+        Some(place.log()),
+        &place.runtime,
+    );
+    assert_eq!(segments(&reader.unwrap()), after[after.len() - 1]);
+    assert_eq!(elsewhere(&store), after[0]);
+    assert_eq!((place.files(), names(&store, "batch")), (files, batches));
+}
+
+/// Two copies of a bucket have the same pool. The log of an opener of one is not that of the other.
+#[test]
+fn a_log_of_a_copy_of_the_pool_is_refused_by_name() {
+    let (store, place) = (with_superblock(), Place::new());
+    let copy = Arc::new(store.fork());
+    stopped(&copy, &place);
+    let other = Place::new().open_with(&Connection::new(&store), settings()).unwrap();
+    for is_later in [false, true] {
+        let error = place.open_with(&Connection::new(&store), settings()).unwrap_err().to_string();
+        let name = format!("-{:016x}`, a file of its local log, is of another opener", 0);
+        assert!(error.contains(&name), "{error}");
+        if !is_later {
+            (0..20).for_each(|number| write(&other, 0, number).unwrap());
+            drop(Place::new().open(&store));
+        }
+    }
+}
+
+fn id_of(name: &str) -> (u64, u64) {
+    blockyard_volume_format::object::local_log::parse_name(name).unwrap()
+}
+
+/// Requests of the process that ended can arrive late. A batch that follows one of which the log
+/// has only a part must not be replayed.
+#[test]
+fn a_late_batch_after_an_incomplete_one_is_ignored() {
+    let (store, place) = (with_superblock(), Place::new());
+    let connection = Connection::new(&store);
+    let pool = place.open_with(&connection, settings()).unwrap();
+    place.pass(Duration::from_secs(1));
+    connection.plan().cut_after = 0;
+    let epoch = pool.epoch();
+    write(&pool, 0, 1).unwrap();
+    let expected = segments(&pool);
+    drop(pool);
+    let name = place.files().pop().unwrap();
+    let file = std::fs::read(place.log().join(&name)).unwrap();
+    let mut header = LogFile::parse(&file, id_of(&name)).unwrap().unwrap().header;
+    header.number += 1;
+    let mut late = vec![0; PAYLOAD_AT];
+    late.extend_from_slice(&[9; 512]);
+    let operation = BatchOperation::Write { offset: 0, len: 512 };
+    let records = [BatchRecord { file: 0, operation }];
+    batch::complete(&mut late, &header, LaterBatches::Replayed, &records);
+    replace(&store, &ObjectId::batch(epoch, header.number).to_string(), late);
+
+    for _ in 0..2 {
+        assert_eq!(segments(&place.open(&store)), expected);
+        assert_eq!(elsewhere(&store), expected);
+    }
+    let recovered = object(&store, &ObjectId::batch(epoch, header.number - 1).to_string());
+    assert_eq!(Batch::parse(&recovered).unwrap().later, LaterBatches::Ignored);
+}
+
+/// Another machine has taken the pool over: what the log has is lost, and its files are kept.
+#[test]
+fn the_log_of_a_machine_that_was_taken_over_is_kept_aside() {
+    for compacts in [false, true] {
+        let (store, place) = (with_superblock(), Place::new());
+        let after = stopped(&store, &place);
+        let files = place.files();
+        let other = Place::new();
+        let short = if compacts { local_settings() } else { settings() };
+        let second = other
+            .open_with(&Connection::new(&store), BucketSettings { local: None, ..short })
+            .unwrap();
+        assert_eq!(segments(&second), after[0]);
+        for number in 0..40 {
+            write(&second, 0, number).unwrap();
+        }
+        let expected = segments(&second);
+        let has_batches = names(&store, &format!("batch/{:016x}", second.epoch() - 1)).len();
+        assert!(has_batches >= 1, "a seal is never removed");
+        assert_eq!(segments(&place.open(&store)), expected, "compacts: {compacts}");
+        let lost: Vec<String> =
+            place.files().into_iter().filter(|name| name.starts_with("lost-")).collect();
+        let wanted: Vec<String> = files.iter().map(|name| format!("lost-{name}")).collect();
+        assert_eq!(lost, wanted);
+        assert_eq!(segments(&place.open(&store)), expected);
+    }
+}
+
+/// A power cut after the upload can bring removed files back.
+#[test]
+fn files_of_batches_that_were_uploaded_are_removed_again() {
+    for compacts in [false, true] {
+        let (store, place) = (with_superblock(), Place::new());
+        let after = stopped(&store, &place);
+        let kept = Place::new();
+        for name in place.files() {
+            std::fs::copy(place.log().join(&name), kept.log().join(&name)).unwrap();
+        }
+        let short = if compacts { local_settings() } else { settings() };
+        let pool = place
+            .open_with(&Connection::new(&store), BucketSettings { local: None, ..short })
+            .unwrap();
+        assert_eq!(segments(&pool), after[after.len() - 1]);
+        for number in 0..40 {
+            write(&pool, 0, number).unwrap();
+        }
+        let expected = segments(&pool);
+        drop(pool);
+        for name in kept.files() {
+            std::fs::copy(kept.log().join(&name), place.log().join(&name)).unwrap();
+        }
+        let pool = place.open(&store);
+        assert_eq!(segments(&pool), expected);
+        assert!(!place.files().iter().any(|name| name.starts_with("lost-")), "{:?}", place.files());
+    }
+}
