@@ -37,7 +37,7 @@ pub const STREAM_OVERHEAD: usize = 1 + OVERHEAD;
 pub fn encrypted_len(stored: &[u8]) -> Option<usize> {
     let len = u32_at(stored.get(..DATA)?, LEN) as usize;
     let padding = stored.get(OVERHEAD.checked_add(len)?..)?;
-    // Of all bytes, without an early end: several at once.
+    // Without an early exit the compiler compares several bytes at once.
     let is_zero = padding.iter().fold(0, |all, byte| all | byte) == 0;
     let is_padding = padding.len() < PAGE_BYTES && is_zero;
     is_padding.then_some(len)

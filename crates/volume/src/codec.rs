@@ -146,7 +146,7 @@ impl fmt::Debug for Packer {
 /// Whether these are the stored bytes of a block that is not encrypted. If the block is compressed,
 /// it is decompressed into `block`.
 #[must_use]
-pub(crate) fn decode(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
+pub(crate) fn is_decodable(codec: Codec, stored: &[u8], block: &mut [u8]) -> bool {
     if codec == Codec::Raw {
         return stored.len() == block.len();
     }
@@ -180,7 +180,7 @@ pub(crate) fn decode_block(
         if cipher.is_some() {
             return Err(Undecodable::NotAuthentic);
         }
-        let is_whole = decode(codec, stored, block);
+        let is_whole = is_decodable(codec, stored, block);
         return is_whole
             .then(|| (codec == Codec::Raw).then_some(0..block.len()))
             .ok_or(Undecodable::Damaged);
@@ -238,16 +238,16 @@ mod tests {
             let (codec, len) = packer.compress(&text, &mut into, 4096).unwrap();
             assert_eq!(len, 4096);
             let mut back = vec![0; text.len()];
-            assert!(decode(codec, &into[..len], &mut back));
+            assert!(is_decodable(codec, &into[..len], &mut back));
             assert_eq!(back, text);
-            assert!(!decode(codec, &into[..len], &mut back[1..]), "another length");
-            assert!(!decode(codec, &into[..3], &mut back), "cut short");
-            assert!(!decode(codec, &[0xff; 64], &mut back), "no length");
+            assert!(!is_decodable(codec, &into[..len], &mut back[1..]), "another length");
+            assert!(!is_decodable(codec, &into[..3], &mut back), "cut short");
+            assert!(!is_decodable(codec, &[0xff; 64], &mut back), "no length");
             assert_eq!(packer.compress(&noise, &mut into, 4096), None);
             assert_eq!(packer.compress(&text[..4096], &mut into, 4096), None, "no unit is saved");
             assert_eq!(packer.compress(&text[..4096], &mut into, 512), Some((codec, 512)));
         }
-        assert!(!decode(Codec::Raw, &text[1..], &mut vec![0; text.len()]));
+        assert!(!is_decodable(Codec::Raw, &text[1..], &mut vec![0; text.len()]));
         assert_eq!(Packer::new(Compression::None).compress(&text, &mut into, 512), None);
     }
 }

@@ -90,7 +90,7 @@ pub struct VolumeHandle<D: SegmentStore> {
     /// being started.
     reserved: Option<u32>,
     found: Vec<Lookup>,
-    /// Stored bytes as they are read.
+    /// Stored bytes, as they are read or pending. Encrypted ones are decrypted in place.
     stored: ScratchBuffer,
     /// One uncompressed block.
     plain: ScratchBuffer,
@@ -494,7 +494,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         durable: bool,
     ) -> Outcome {
         let size = self.block_bytes() as u64;
-        // Encrypted blocks are encrypted where they are filled, after their salt and number.
+        // A block is encrypted where `fill` writes it, after its salt, number and length.
         let (distance, lead) = match self.cipher {
             Some(_) => (sealed_bytes(size as usize, self.pool.align() as usize), DATA),
             None => (size as usize, 0),
@@ -620,7 +620,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
                     (codec, packed.len())
                 }
                 None => {
-                    // Blocks before it were compressed.
+                    // Earlier blocks of this write were compressed, so this one moves forward.
                     if at + DATA < from {
                         stored.copy_within(from..from + size, at + DATA);
                     }
@@ -969,8 +969,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
     ) -> Option<Range<usize>> {
         let (bytes, codec) = (payload.stored(index), payload.blocks()[index as usize].codec);
         self.stored.first(bytes.len()).copy_from_slice(bytes);
-        let decoded = self.decode((block, codec), bytes.len());
-        decoded.expect("what was encoded here comes back")
+        self.decode((block, codec), bytes.len()).expect("what was encoded here comes back")
     }
 
     /// Decodes the first `len` bytes of `stored`. Returns where in `stored` the block is; `None` if

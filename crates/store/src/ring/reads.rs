@@ -238,6 +238,10 @@ impl Reads<PoolFile> for RingReads {
                 self.enter(0, None);
             }
             self.reap();
+            // Reads that were short were pushed again, and nothing else may submit them.
+            if self.ended.is_empty() && self.pushed > 0 {
+                self.enter(0, None);
+            }
         }
         !self.ended.is_empty()
     }

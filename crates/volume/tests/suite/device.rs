@@ -94,6 +94,7 @@ fn finished_reads_are_completed_a_few_at_a_time() {
     let (mut done, mut calls) = (Vec::new(), 0);
     while done.len() < reads.len() {
         assert_eq!(channel.due(), Due::At(Nanos(0)), "after {} reads", done.len());
+        assert!(!channel.may_sleep(), "after {} reads", done.len());
         channel.reap(&mut done);
         calls += 1;
         assert!(calls <= reads.len(), "{} of {} have ended", done.len(), reads.len());

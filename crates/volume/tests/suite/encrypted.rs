@@ -100,6 +100,44 @@ fn refused<T>(result: Result<T, VolumeError>) -> String {
     }
 }
 
+/// In one write, blocks that compress and blocks that do not: the latter move forward in the buffer
+/// before they are encrypted.
+#[test]
+fn a_write_of_blocks_that_compress_and_blocks_that_do_not_is_encrypted_as_a_whole() {
+    const BLOCK: usize = 16 << 10;
+    let place = Place::new("mixed");
+    let secret = Some(SecretFile::Key(place.secret("key", &[b'k'; 40])));
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut data = Vec::new();
+    for _ in 0..4 {
+        data.extend(MARK.iter().copied().cycle().take(BLOCK));
+        let noise: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(BLOCK).collect();
+        data.extend(noise);
+        let end = data.len();
+        data[end - MARK.len()..].copy_from_slice(MARK);
+    }
+    let config = |size, secret| VolumeConfig {
+        volblocksize: BLOCK as u32,
+        ..place.config("mixed", size, secret)
+    };
+    let volume = Volume::open(config(16 * MIB, secret.clone())).unwrap();
+    // Whole blocks, and with a part of the first and of the last block.
+    let parts = [(0, 0, data.len()), (64, BLOCK / 2, data.len() - 4096)];
+    for (block, from, to) in parts {
+        let at = Sector((block * BLOCK + from) as u64 / 512);
+        handle(&volume).write(at, &data[from..to], Flags::FUA).unwrap();
+    }
+    drop(volume);
+    assert!(!has_mark(&place.bytes()));
+    let volume = Volume::open(config(0, secret)).unwrap();
+    for (block, from, to) in parts {
+        let mut found = vec![1; data.len()];
+        handle(&volume).read(Sector((block * BLOCK) as u64 / 512), &mut found).unwrap();
+        assert!(found[from..to] == data[from..to], "the data of block {block} on");
+        assert!(found[..from].iter().chain(&found[to..]).all(|byte| *byte == 0), "{block}");
+    }
+}
+
 #[test]
 fn nothing_is_on_the_disk_in_plain_and_only_the_secret_opens_it() {
     let place = Place::new("plaintext");
