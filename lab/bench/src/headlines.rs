@@ -191,6 +191,20 @@ const HEADLINES: &[Headline] = &[
     ),
 ];
 
+/// A command line without `--out`: where a run kept its results says nothing about them.
+fn without_out(command: &str) -> String {
+    let mut words = command.split(' ');
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        match word {
+            "--out" => _ = words.next(),
+            word if word.starts_with("--out=") => {}
+            word => kept.push(word),
+        }
+    }
+    kept.join(" ")
+}
+
 /// Reduces results to what the table shows.
 fn reduced(runs: Vec<Results>) -> Vec<Results> {
     let reduced = runs.into_iter().map(|mut run| {
@@ -205,6 +219,7 @@ fn reduced(runs: Vec<Results>) -> Vec<Results> {
         (run.latency, run.rooms, run.limits, run.fractions) = none;
         let none: (Vec<_>, Vec<_>, Vec<_>) = Default::default();
         (run.published, run.not_measured, run.notes) = none;
+        run.command = without_out(&run.command);
         run
     });
     reduced.filter(|run| !run.ratios.is_empty()).collect()

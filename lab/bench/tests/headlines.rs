@@ -34,6 +34,27 @@ fn each_figure_of_the_table_is_a_median_of_the_results() {
     assert!(made.contains("7.77 (") && !page().contains("7.77 ("), "{made}");
 }
 
+/// Results are stored without the place of their files on the machine that measured.
+#[test]
+fn results_are_stored_without_where_they_were() {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stored-headlines");
+    fs::create_dir_all(place.join("measurements")).unwrap();
+    fs::write(place.join("measuring.md"), page()).unwrap();
+    let mut files = Vec::new();
+    for (number, mut run) in (0..).zip(stored()) {
+        run.command = format!("{} --out /srv/results --quick", run.command);
+        files.push(place.join(format!("{number}.json")));
+        fs::write(files.last().unwrap(), serde_json::to_vec(&run).unwrap()).unwrap();
+    }
+    headlines::update(&files, &place).unwrap();
+    let made = headlines::read_stored(&place.join("measurements/headlines.json")).unwrap();
+    for (made, before) in made.iter().zip(stored()) {
+        assert_eq!(made.command, format!("{} --quick", before.command));
+        assert!(!before.command.contains("--out"), "{}", before.command);
+    }
+    assert_eq!(made.len(), files.len());
+}
+
 #[test]
 fn a_comparison_that_is_missing_or_was_measured_twice_is_refused() {
     let mut runs = stored();
