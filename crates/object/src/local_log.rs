@@ -117,7 +117,7 @@ impl LocalLog {
             Some(open) if open.number == group.number => (Vec::new(), open),
             _ => {
                 let path = self.directory.join(format::name(id.0, id.1));
-                let file = owner_only::make_options().open(path)?;
+                let file = owner_only::make_options().create_new(true).open(path)?;
                 let bytes = format::begin(&ObjectHeader { number: group.number, ..self.header });
                 (bytes, OpenFile { number: group.number, file, bytes: 0 })
             }
@@ -135,12 +135,14 @@ impl LocalLog {
 
     /// Removes the files of batches below a number, which the object store has.
     pub(crate) fn remove_below(&mut self, number: u64) {
-        for number in self.removed..number {
-            let path = self.directory.join(format::name(self.header.epoch, number));
-            // A file that stays is recognized as uploaded by the next opener.
-            _ = std::fs::remove_file(path);
+        while self.removed < number {
+            let path = self.directory.join(format::name(self.header.epoch, self.removed));
+            // Not every batch has a file. A file that stays is tried again with the next one.
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => break,
+                _ => self.removed += 1,
+            }
         }
-        self.removed = self.removed.max(number);
     }
 }
 
@@ -149,9 +151,11 @@ fn failed(directory: &Path) -> impl Fn(io::Error) -> BucketError {
     move |source| StoreError::Io { doing: doing.clone(), source }.into()
 }
 
-/// Makes the directory of a log if there is none.
+/// Makes the directory of a log if there is none, `STATE/object/POOL/log`. The names of all four
+/// become durable: an earlier opening may have made some of them.
 pub(crate) fn make_directory(directory: &Path) -> Result<(), BucketError> {
-    owner_only::create_dir_all_durably(directory).map_err(failed(directory))
+    let made = owner_only::create_dir_all_durably(directory);
+    made.and_then(|()| owner_only::sync_names_above(directory, 4)).map_err(failed(directory))
 }
 
 /// The epochs and numbers of the batches that have files in a directory, in ascending order.
@@ -261,9 +265,17 @@ impl LogPlace<'_> {
         if file.as_ref().is_some_and(|file| file.header.pool != self.manifest.mark()) {
             return Err(self.damaged(number, "belongs to another pool"));
         }
-        let is_torn = file.as_ref().is_none_or(|file| file.torn_bytes > 0);
-        if is_torn && !is_last {
+        let torn_bytes = file.as_ref().map_or(bytes.len(), |file| file.torn_bytes);
+        if (torn_bytes > 0 || file.is_none()) && !is_last {
             return Err(self.damaged(number, "is damaged at its end, and a later file is there"));
+        }
+        if torn_bytes > 0 {
+            // Nothing tells a write that was interrupted from damage of the last one.
+            tracing::warn!(
+                "`{}`: {torn_bytes} bytes at the end of the local log are not used: a write that \
+                 was interrupted, and not acknowledged, unless the disk has damaged them",
+                self.path(number).display()
+            );
         }
         Ok(file.filter(|file| !file.records.is_empty()))
     }
@@ -315,10 +327,17 @@ impl Left<'_> {
                 ObjectFound::None => return Err(self.place.damaged(lowest - 1, "is missing")),
             }
         }
+        let mut expected = lowest;
         for (index, number) in numbers.iter().copied().enumerate() {
-            if number != lowest + index as u64 {
-                return Err(self.place.damaged(lowest + index as u64, "is missing"));
+            // The file of an uploaded batch before may not have been removed.
+            for missing in expected..number {
+                match self.find(missing, writer).await? {
+                    ObjectFound::Batch => {}
+                    ObjectFound::Seal => return Ok(Some(missing)),
+                    ObjectFound::None => return Err(self.place.damaged(missing, "is missing")),
+                }
             }
+            expected = number + 1;
             let is_last = index + 1 == numbers.len();
             let mut found = self.find(number, writer).await?;
             if let ObjectFound::None = found
@@ -351,15 +370,17 @@ impl Left<'_> {
         }
     }
 
-    /// The number of the seal of an epoch whose batches may be removed. A seal is never removed,
-    /// and is not below the first file, nor above the first number after the last one.
+    /// The number of the seal of an epoch whose batches may be removed. A seal is never removed. If
+    /// files are lost, it is at the number of the first of them. That file has another name already
+    /// if an earlier opening was interrupted, so the number before the first file is asked, too.
     async fn find_seal(&self, numbers: &[u64]) -> Result<Option<u64>, BucketError> {
         if self.place.epoch > self.place.manifest.epoch {
             return Err(self
                 .place
                 .damaged(numbers[0], "is newer than the pool in the object store"));
         }
-        for number in numbers.iter().copied().chain(numbers.last().map(|last| last + 1)) {
+        let before = numbers[0].checked_sub(1);
+        for number in before.into_iter().chain(numbers.iter().copied()) {
             if let ObjectFound::Seal = self.find(number, None).await? {
                 return Ok(Some(number));
             }
@@ -400,21 +421,19 @@ impl Left<'_> {
         }
     }
 
-    /// Keeps the files of lost batches under other names, and says what is lost.
+    /// Says what is lost, and keeps the files of lost batches under other names. The first file is
+    /// renamed last, so that a repetition after a crash finds the seal at its number.
     fn set_aside(&self, lost: &[u64]) -> Result<(), BucketError> {
         let (mut batches, mut bytes) = (0, 0);
         for number in lost {
-            let path = self.place.path(*number);
-            let contents = std::fs::read(&path).map_err(failed(self.place.directory))?;
+            let contents = std::fs::read(self.place.path(*number));
+            let contents = contents.map_err(failed(self.place.directory))?;
             if let Ok(file) = LogFile::parse(&contents, (self.place.epoch, *number)) {
                 batches += u64::from(file.as_ref().is_some_and(|file| !file.records.is_empty()));
                 bytes += file.map_or(0, |file| file.payload.len());
             } else {
                 batches += 1;
             }
-            let name = format!("{LOST}{}", format::name(self.place.epoch, *number));
-            let renamed = std::fs::rename(&path, self.place.directory.join(name));
-            renamed.map_err(failed(self.place.directory))?;
         }
         if batches > 0 {
             tracing::error!(
@@ -424,6 +443,12 @@ impl Left<'_> {
                 self.client.title(),
                 self.place.directory.join(format!("{LOST}{:016x}-*", self.place.epoch)).display()
             );
+        }
+        for number in lost.iter().rev() {
+            let name = format!("{LOST}{}", format::name(self.place.epoch, *number));
+            let renamed =
+                std::fs::rename(self.place.path(*number), self.place.directory.join(name));
+            renamed.map_err(failed(self.place.directory))?;
         }
         Ok(())
     }

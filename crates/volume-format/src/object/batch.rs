@@ -34,7 +34,7 @@ const WHAT: &str = "batch";
 /// An operation on a file of the pool: a segment, by its number, or [`SUPERBLOCK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchOperation {
-    /// Bytes were written; they are the later ones of the payload.
+    /// Bytes were written; they are the next ones of the payload.
     Write {
         /// The offset in the file.
         offset: u32,
