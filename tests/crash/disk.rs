@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     /// The sync after this many fails, and drops the data that it should have made durable. They
     /// can still be read, and later syncs succeed: this is what Linux did to PostgreSQL.
     Sync(u64),
+    /// The sync of a folder after this many fails. Its names stay volatile.
+    FolderSync(u64),
     /// The write after this many fails, and writes no byte.
     Write(u64),
     /// Reads fail.
@@ -451,6 +453,10 @@ impl Disk {
         let is_cut = self.is_cut_now()?;
         self.cut_if(is_cut)?;
         self.counts.folder_syncs += 1;
+        if self.fault == Some(Fault::FolderSync(self.counts.folder_syncs - 1)) {
+            self.counts.failed += 1;
+            return Err(Errno::EIO);
+        }
         let (of, others) =
             std::mem::take(&mut self.changes).into_iter().partition(|it| it.is_of(folder));
         self.changes = others;

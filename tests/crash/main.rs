@@ -22,6 +22,14 @@ mod run;
 #[path = "../yard.rs"]
 mod yard;
 
+// A machine with a pool in an object store in memory, of the tests of blockyard-object.
+#[allow(dead_code)] // As above.
+#[path = "../../crates/object/tests/pool/connection.rs"]
+mod connection;
+#[allow(dead_code)] // As above.
+#[path = "../../crates/object/tests/pool/machine.rs"]
+mod machine;
+
 mod client;
 mod cuts;
 mod damage;
@@ -32,6 +40,7 @@ mod fio;
 mod history;
 mod kills;
 mod late;
+mod local_log;
 mod mounted;
 mod nbdkit;
 mod places;

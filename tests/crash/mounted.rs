@@ -95,6 +95,12 @@ impl Mounted {
         lock(&self.disk)
     }
 
+    /// Tells whether the power of the disk is off.
+    pub(crate) fn power_off(&self) -> Box<dyn Fn() -> bool + Send> {
+        let disk = Arc::clone(&self.disk);
+        Box::new(move || lock(&disk).is_off())
+    }
+
     /// The path of a name in the disk's root folder.
     pub(crate) fn file(&self, name: &str) -> String {
         format!("{}/{name}", self.dir)

@@ -179,6 +179,8 @@ pub(crate) struct State {
     waiting: u64,
     /// When a log line said last that they wait.
     warned: Option<Instant>,
+    /// Whether the local log could not be written.
+    has_log_failed: bool,
     /// The length of segments, as the superblock has it; 0 until that was read or made.
     pub(crate) layout_segment_bytes: u32,
 }
@@ -211,6 +213,7 @@ impl State {
             lag_waits: 0,
             waiting: 0,
             warned: None,
+            has_log_failed: false,
             layout_segment_bytes: 0,
         }
     }
@@ -505,6 +508,7 @@ impl Journal {
             max_lag_ms: limits.map_or(0, |limits| millis(limits.lag_time_max)),
             waits: state.lag_waits,
             is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
+            has_log_failed: state.has_log_failed,
         }
     }
 
@@ -666,6 +670,7 @@ impl Journal {
         drop(log);
         let now = self.now();
         let mut state = self.state();
+        state.has_log_failed |= !is_logged;
         // A sync that waits for the object store does not wait for the end of the delay.
         if !is_logged || !is_within(&state, limits, now) {
             if is_logged && state.durable.superblock.is_some() {

@@ -55,6 +55,9 @@ pub struct UploadStatus {
     pub waits: u64,
     /// Whether writes wait now.
     pub is_waiting: bool,
+    /// Whether the local log could not be written: each sync waits for the remote storage until the
+    /// pool is opened again.
+    pub has_log_failed: bool,
 }
 
 /// Least limit of the lag, in bytes: some batches and the longest write.

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) random: Option<fastrand::Rng>,
     /// Requests from this number on get no answer and take no effect: the machine is cut off.
     pub(crate) cut_after: u64,
+    /// Whether the machine has no power any more. Its requests get no answer and take no effect.
+    pub(crate) is_off: Option<Box<dyn Fn() -> bool + Send>>,
     pub(crate) hook: Option<(Moment, Hook)>,
     pub(crate) requests: u64,
 }
@@ -56,7 +58,8 @@ enum Fault {
 
 impl Connection {
     pub(crate) fn new(store: &Arc<InMemory>) -> Connection {
-        let plan = Plan { random: None, cut_after: u64::MAX, hook: None, requests: 0 };
+        let plan =
+            Plan { random: None, cut_after: u64::MAX, is_off: None, hook: None, requests: 0 };
         Connection { store: Arc::clone(store), plan: Arc::new(Mutex::new(plan)) }
     }
 
@@ -87,7 +90,8 @@ impl Connection {
         let mut plan = self.plan();
         plan.requests += 1;
         let number = plan.requests;
-        let is_cut = number > plan.cut_after;
+        let is_off = plan.is_off.as_ref().is_some_and(|is_off| is_off());
+        let is_cut = is_off || number > plan.cut_after;
         let Some(random) = &mut plan.random else {
             return (number, is_cut, Fault::None, [Duration::ZERO; 2]);
         };
