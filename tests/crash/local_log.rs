@@ -1,5 +1,6 @@
 //! The disk that has the local log of a pool in an object store: its power is cut at any change or
-//! sync, also while the pool is opened, or it fails. The object store is in memory and has no fault.
+//! sync, also while the pool is opened, or it fails. The object store is in memory and has no
+//! fault.
 //!
 //! What the machine was told is durable must be there when it opens the pool again with this log.
 

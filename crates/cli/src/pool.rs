@@ -264,13 +264,19 @@ fn uploading(upload: &UploadView) -> String {
         return "ack=object".to_owned();
     }
     let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
+    let waiting = if upload.waiting { "; writes wait" } else { "" };
+    let log = match upload.log_failed {
+        true => "; the local log cannot be written, and each sync waits for the object store",
+        false => "",
+    };
     format!(
-        "ack=local, the object store lacks {} of at most {}, the oldest for {} of at most {}{}",
+        "ack=local, the object store lacks {} of at most {}, the oldest for {} of at most {}{}{}",
         rounded(upload.lag_bytes),
         rounded(upload.max_lag_bytes),
         seconds(upload.lag_ms),
         seconds(upload.max_lag_ms),
-        if upload.waiting { "; writes wait" } else { "" }
+        waiting,
+        log
     )
 }
 
@@ -580,6 +586,15 @@ mod tests {
         let line = "ack=local, the object store lacks 3M of at most 64M, the oldest for 1.2 s of \
                     at most 30.0 s; writes wait";
         assert_eq!(uploading(&local), line);
+        let failed = UploadView { waiting: false, log_failed: true, ..local };
+        let line = uploading(&failed);
+        assert!(
+            line.ends_with(
+                "of at most 30.0 s; the local log cannot be written, and each sync \
+                                waits for the object store"
+            ),
+            "{line}"
+        );
     }
 
     #[test]

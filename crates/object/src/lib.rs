@@ -128,7 +128,8 @@ pub struct LocalAcknowledgement {
     pub lag_time_max: Duration,
     /// A batch is uploaded this time after its first write, or when it is long enough.
     pub upload_delay: Duration,
-    /// An orderly close waits this long for the uploads.
+    /// An orderly close waits this long for the uploads. The clients of a live upgrade wait
+    /// meanwhile, for 20 s at most. What is left stays in the log for the next opening.
     pub close_time: Duration,
 }
 
@@ -138,7 +139,7 @@ impl Default for LocalAcknowledgement {
             lag_bytes_max: 64 << 20,
             lag_time_max: Duration::from_secs(30),
             upload_delay: Duration::from_secs(1),
-            close_time: Duration::from_secs(30),
+            close_time: Duration::from_secs(10),
         }
     }
 }

@@ -31,7 +31,7 @@ use crate::process::ProcessView;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
 use crate::view::ConnectionView;
-use crate::volumes::PoolView;
+use crate::volumes::{PoolView, UploadView};
 use crate::warnings::WarningKind;
 use crate::zone_counts::count_by_condition;
 
@@ -578,6 +578,29 @@ impl MetricsSample {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for pool in &self.pools {
                 family.encode_family(&label(pool))?.encode_gauge(&pool.gauges()[at].2)?;
+            }
+        }
+        self.encode_uploads(encoder)
+    }
+
+    /// Of pools in object stores alone.
+    fn encode_uploads(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let empty = UploadView::default();
+        let uploads: Vec<([(&str, &str); 1], &UploadView)> = (self.pools.iter())
+            .filter_map(|pool| Some(([("pool", pool.path.as_str())], pool.upload.as_ref()?)))
+            .collect();
+        for (at, (name, help, _)) in empty.counters().into_iter().enumerate() {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (label, upload) in &uploads {
+                family
+                    .encode_family(label)?
+                    .encode_counter::<NoLabelSet, _, f64>(&upload.counters()[at].2, None)?;
+            }
+        }
+        for (at, (name, help, _)) in empty.gauges().into_iter().enumerate() {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (label, upload) in &uploads {
+                family.encode_family(label)?.encode_gauge(&upload.gauges()[at].2)?;
             }
         }
         Ok(())

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockyard_store::remote::UploadStatus;
 use blockyard_sync::counter::bucket_floor;
 use blockyard_volume::{PoolStatus, Running, Secret, VolumeError};
 use blockyard_volume_admin::prune::Retention;
@@ -30,6 +29,7 @@ mod copies;
 mod destroy;
 mod scrubbed;
 mod streams;
+mod upload;
 
 pub use copies::{CopyView, ResyncView};
 
@@ -37,6 +37,7 @@ pub use destroy::KeptView;
 pub use scrubbed::{DamageView, LastScrubView, ScrubLine, ScrubView};
 pub(crate) use streams::ReceiveQuery;
 pub use streams::{PartialReceiveView, ReceivedView};
+pub use upload::UploadView;
 
 /// A hold of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -280,43 +281,6 @@ pub struct PoolView {
     pub resync: Option<ResyncView>,
 }
 
-/// How a pool in an object store acknowledges syncs, and what the object store lacks.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct UploadView {
-    /// What acknowledges a sync: `object`, or `local` for the log on a disk of this machine.
-    pub ack: String,
-    /// The bytes of the write batches that the object store lacks.
-    pub lag_bytes: u64,
-    /// The number of these batches.
-    pub lag_batches: u64,
-    /// The age of the oldest write in them.
-    pub lag_ms: u64,
-    /// The limit of `lag_bytes`; 0 without a local log.
-    pub max_lag_bytes: u64,
-    /// The limit of `lag_ms`; 0 without a local log.
-    pub max_lag_ms: u64,
-    /// How often writes have waited because of the limits, since the pool was opened.
-    pub waits: u64,
-    /// Whether writes wait now.
-    pub waiting: bool,
-}
-
-impl From<UploadStatus> for UploadView {
-    fn from(status: UploadStatus) -> UploadView {
-        let UploadStatus { lag_bytes, lag_batches, lag_ms, max_lag_bytes, max_lag_ms, .. } = status;
-        UploadView {
-            ack: status.acknowledge.to_string(),
-            lag_bytes,
-            lag_batches,
-            lag_ms,
-            max_lag_bytes,
-            max_lag_ms,
-            waits: status.waits,
-            waiting: status.is_waiting,
-        }
-    }
-}
-
 impl PoolView {
     /// The present state of a pool.
     ///
@@ -389,9 +353,8 @@ impl PoolView {
     }
 
     /// The counters by name, for metrics.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 16] {
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 15] {
         let mended = self.copies.iter().map(|copy| copy.mended).sum();
-        let waits = self.upload.as_ref().map_or(0, |upload| upload.waits);
         [
             ("pool_groups", "Groups in the log", self.groups),
             ("pool_log_bytes", "Bytes of groups, with their heads", self.log_bytes),
@@ -406,7 +369,6 @@ impl PoolView {
             ("pool_space_searches", "Times that space was looked for", self.space_searches),
             ("pool_writes_refused", "Writes that failed without space", self.writes_refused),
             ("pool_mended", "Repairs of a copy from the other one", mended),
-            ("pool_upload_waits", "Waits of writes for the object store", waits),
             ("pool_scrubs", "Scrubs that were completed", self.scrubs),
             (
                 "pool_scrub_damaged",
@@ -417,8 +379,7 @@ impl PoolView {
     }
 
     /// The gauges by name, for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 16] {
-        let upload = self.upload.clone().unwrap_or_default();
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 12] {
         let bad = self.copies.iter().filter(|copy| !copy.good).count() as u64;
         let bytes = |segments: u64| segments * self.segment_bytes;
         let resync = self.resync.as_ref().map_or((0, 0), |it| (it.done_bytes, it.total_bytes));
@@ -439,18 +400,6 @@ impl PoolView {
                 "pool_failed_read_only",
                 "1 if an error made the pool read-only",
                 self.failed_read_only.into(),
-            ),
-            ("pool_upload_lag_bytes", "Bytes that the object store lacks", upload.lag_bytes),
-            ("pool_upload_lag_batches", "Batches that the object store lacks", upload.lag_batches),
-            (
-                "pool_upload_lag_seconds",
-                "Age of the oldest write that the object store lacks",
-                upload.lag_ms / 1000,
-            ),
-            (
-                "pool_upload_waiting",
-                "1 while writes wait for the object store because of the limits of the lag",
-                upload.waiting.into(),
             ),
             ("pool_copies_bad", "Copies that are stale, resyncing or failed", bad),
             ("pool_resync_done_bytes", "Bytes equal in a copy that is resyncing", resync.0),

@@ -31,6 +31,8 @@ pub enum WarningKind {
     CopyBad,
     /// The last scrub of a pool found damage that it could not repair.
     ScrubDamage,
+    /// The local log of a pool in an object store cannot be written.
+    LocalLogFailed,
     /// The reservations of a pool exceed its space.
     Reservations,
     /// A RAM disk uses more of its memory limit than its mark.
@@ -41,12 +43,13 @@ pub enum WarningKind {
 
 impl WarningKind {
     /// All kinds.
-    pub const ALL: [WarningKind; 8] = [
+    pub const ALL: [WarningKind; 9] = [
         WarningKind::PoolFill,
         WarningKind::NoSpace,
         WarningKind::PoolReadOnly,
         WarningKind::CopyBad,
         WarningKind::ScrubDamage,
+        WarningKind::LocalLogFailed,
         WarningKind::Reservations,
         WarningKind::RamLimit,
         WarningKind::BackupFailed,
@@ -60,6 +63,7 @@ impl WarningKind {
             WarningKind::PoolReadOnly => "pool_read_only",
             WarningKind::CopyBad => "copy_bad",
             WarningKind::ScrubDamage => "scrub_damage",
+            WarningKind::LocalLogFailed => "local_log_failed",
             WarningKind::Reservations => "reservations",
             WarningKind::RamLimit => "ram_limit",
             WarningKind::BackupFailed => "backup_failed",
@@ -74,6 +78,7 @@ impl WarningKind {
             | WarningKind::CopyBad
             | WarningKind::ScrubDamage => true,
             WarningKind::PoolFill
+            | WarningKind::LocalLogFailed
             | WarningKind::Reservations
             | WarningKind::RamLimit
             | WarningKind::BackupFailed => false,
@@ -85,7 +90,7 @@ impl WarningKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
     /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `copy_bad`, `scrub_damage`,
-    /// `reservations`, `ram_limit` or `backup_failed`.
+    /// `local_log_failed`, `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.
     pub severity: String,

@@ -356,6 +356,8 @@ fn damage_that_a_scrub_cannot_repair_is_counted() {
     let text = fixture.client.metrics().unwrap();
     assert!(text.contains("blockyard_warnings{kind=\"scrub_damage\"} 1\n"), "{text}");
     assert!(text.contains("blockyard_warnings_raised_total{kind=\"scrub_damage\"} 1\n"), "{text}");
+    let no_object_store = !text.contains("blockyard_pool_upload_lag_bytes{");
+    assert!(no_object_store && text.contains("# TYPE blockyard_pool_upload_lag_bytes"), "{text}");
 }
 
 #[test]

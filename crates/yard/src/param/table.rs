@@ -493,7 +493,8 @@ const VOLUME: &[Param] = &[
         "max_lag_time",
         MILLIS,
         "0",
-        "with ack=local, longest time for which the object store may lack a write; 0: 30s",
+        "with ack=local, syncs wait for the object store while it lacks a write that is older; 0: \
+         30s",
     ),
     param(
         "key_file",

@@ -25,7 +25,9 @@ use crate::devices::WithdrawnDevices;
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
 use crate::scheduler;
+use crate::size::rounded;
 use crate::stack::check_secret;
+use crate::volumes::PoolView;
 
 /// How long the new process may take to read its configuration.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,6 +38,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long clients may wait until the new process has opened the devices. Many programs report an
 /// error after 30 s, and until then this process can open the devices again.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
+
+/// Most bytes that an object store may lack of a pool, and the greatest age of the oldest write
+/// that it lacks, in milliseconds. A store that keeps up has each write about a second later. 64
+/// MiB take 7 s at 10 MB/s, which leaves time of [`PAUSE_MAX`] to open the pool.
+const LAG_BYTES_MAX: u64 = 64 << 20;
+const LAG_MS_MAX: u64 = 5000;
 
 /// How long the new process may take to say that it serves. It has nothing else to do.
 const GO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -148,6 +156,7 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
             whys.push(format!("a trace is replayed on `{name}`"));
         }
     }
+    whys.extend(devices.pools().iter().filter_map(|pool| lag_obstacle(&PoolView::new(pool).ok()?)));
     for name in unlocked_by_hand(&devices.list()) {
         whys.push(format!(
             "`{name}` is encrypted and was unlocked by `volume unlock`: the new process does not \
@@ -162,6 +171,21 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
         }
     }
     whys
+}
+
+/// The reason for which a pool cannot be handed over: the next opening uploads what the object
+/// store lacks, and clients wait meanwhile.
+fn lag_obstacle(pool: &PoolView) -> Option<String> {
+    let upload = pool.upload.as_ref()?;
+    (upload.lag_ms > LAG_MS_MAX || upload.lag_bytes > LAG_BYTES_MAX).then(|| {
+        format!(
+            "the object store of {} lacks {} of writes, the oldest for {} s, and clients would \
+             wait for their upload; try again when it has them",
+            pool.path,
+            rounded(upload.lag_bytes),
+            upload.lag_ms / 1000
+        )
+    })
 }
 
 /// The volumes and snapshots, one for each key, whose keys no line of a device names: such a key is
@@ -496,5 +520,24 @@ fn tell_systemd(pid: u32) {
 pub(crate) fn end(control: &Control) {
     if let Some(plan) = control.upgrade.plan.get() {
         (plan.end)();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::UploadView;
+
+    #[test]
+    fn a_pool_whose_object_store_lacks_much_is_not_handed_over() {
+        let of = |lag_bytes, lag_ms| {
+            let upload = Some(UploadView { lag_bytes, lag_ms, ..UploadView::default() });
+            lag_obstacle(&PoolView { path: "s3://b/p".to_owned(), upload, ..PoolView::default() })
+        };
+        assert_eq!(lag_obstacle(&PoolView::default()), None);
+        assert_eq!(of(LAG_BYTES_MAX, LAG_MS_MAX), None);
+        let expected = "the object store of s3://b/p lacks 1M of writes, the oldest for 6 s, and";
+        assert!(of(1 << 20, 6500).unwrap().starts_with(expected));
+        assert!(of(LAG_BYTES_MAX + 1, 0).is_some());
     }
 }

@@ -65,6 +65,13 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
             ),
         ),
         condition(
+            WarningKind::LocalLogFailed,
+            Level::of(view.upload.as_ref().is_some_and(|upload| upload.log_failed)),
+            "the local log cannot be written; each sync waits for the object store until the pool \
+             is opened again"
+                .to_owned(),
+        ),
+        condition(
             WarningKind::Reservations,
             Level::of(view.unused_reserved_bytes > left),
             format!(
@@ -109,7 +116,7 @@ pub(crate) fn backup_condition(view: &BackupView, now_s: u64) -> Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::LastScrubView;
+    use crate::volumes::{LastScrubView, UploadView};
     use crate::warnings::{StatusView, Warnings};
 
     fn pool(used: u64) -> PoolView {
@@ -184,14 +191,17 @@ mod tests {
             copies: vec![CopyView { good: true, ..CopyView::default() }, bad],
             last_scrub: Some(LastScrubView { damaged: 3, ..LastScrubView::default() }),
             unused_reserved_bytes: 901,
+            upload: Some(UploadView { log_failed: true, ..UploadView::default() }),
             ..pool(100)
         };
         warnings.update(5, pool_conditions(&view, 80), &[]);
-        let all = ["pool_read_only", "copy_bad", "scrub_damage", "reservations"];
+        let all =
+            ["pool_read_only", "copy_bad", "scrub_damage", "local_log_failed", "reservations"];
         assert_eq!(kinds(&warnings), all);
         assert_eq!(warnings.list()[1].message, "the copy at /b is stale");
         let status = StatusView::new(1, 1, warnings.list());
         assert_eq!((status.state.as_str(), status.warnings[3].kind.as_str()), ("critical", all[3]));
+        assert_eq!(status.warnings[3].severity, "warning");
         let view = PoolView { unused_reserved_bytes: 901, ..pool(100) };
         warnings.update(6, pool_conditions(&view, 80), &[]);
         let status = StatusView::new(1, 1, warnings.list());

@@ -1,0 +1,77 @@
+//! How a pool in an object store acknowledges syncs, and what the object store lacks, as the
+//! control API and the metrics show it.
+
+use blockyard_store::remote::UploadStatus;
+use serde::{Deserialize, Serialize};
+
+/// How a pool in an object store acknowledges syncs, and what the object store lacks.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct UploadView {
+    /// What acknowledges a sync: `object`, or `local` for the log on a disk of this machine.
+    pub ack: String,
+    /// The bytes of the write batches that the object store lacks.
+    pub lag_bytes: u64,
+    /// The number of these batches.
+    pub lag_batches: u64,
+    /// The age of the oldest write in them.
+    pub lag_ms: u64,
+    /// The limit of `lag_bytes`; 0 without a local log.
+    pub max_lag_bytes: u64,
+    /// The limit of `lag_ms`; 0 without a local log.
+    pub max_lag_ms: u64,
+    /// How often writes have waited because of the limits, since the pool was opened.
+    pub waits: u64,
+    /// Whether writes wait now.
+    pub waiting: bool,
+    /// Whether the local log could not be written. Then each sync waits for the object store until
+    /// the pool is opened again.
+    #[serde(default)]
+    pub log_failed: bool,
+}
+
+impl From<UploadStatus> for UploadView {
+    fn from(status: UploadStatus) -> UploadView {
+        let UploadStatus { lag_bytes, lag_batches, lag_ms, max_lag_bytes, max_lag_ms, .. } = status;
+        UploadView {
+            ack: status.acknowledge.to_string(),
+            lag_bytes,
+            lag_batches,
+            lag_ms,
+            max_lag_bytes,
+            max_lag_ms,
+            waits: status.waits,
+            waiting: status.is_waiting,
+            log_failed: status.has_log_failed,
+        }
+    }
+}
+
+impl UploadView {
+    /// The counters by name, for metrics.
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 1] {
+        [("pool_upload_waits", "Waits of writes for the object store", self.waits)]
+    }
+
+    /// The gauges by name, for metrics.
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
+        [
+            ("pool_upload_lag_bytes", "Bytes that the object store lacks", self.lag_bytes),
+            ("pool_upload_lag_batches", "Batches that the object store lacks", self.lag_batches),
+            (
+                "pool_upload_lag_seconds",
+                "Age of the oldest write that the object store lacks",
+                self.lag_ms / 1000,
+            ),
+            (
+                "pool_upload_waiting",
+                "1 while writes wait for the object store because of the limits of the lag",
+                self.waiting.into(),
+            ),
+            (
+                "pool_upload_log_failed",
+                "1 if the local log cannot be written and each sync waits for the object store",
+                self.log_failed.into(),
+            ),
+        ]
+    }
+}
