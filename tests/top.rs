@@ -15,8 +15,9 @@ const RAM: &str = "ram:///r0?size=64M";
 #[test]
 fn a_report_has_what_a_client_did() {
     let yard = Yard::serve(&[MEM0, ZONED]);
-    let script =
-        "for i in range(10):\n  h.pwrite(bytes(8192), i * 8192)\nh.pread(4096, 0)\nh.flush()";
+    let script = "for i in range(10):\n  h.pwrite(bytes(8192), i * 8192)\n\
+                  h.pread(4096, 0)\nh.flush()\n\
+                  for i in range(5):\n  h.trim(4096, i * 8192)";
     nbdsh(&yard.uri("mem0"), script);
     let line = yard.command(&["iostat", "mem0", "--json"]).ok();
     let report: Value = serde_json::from_str(&line.out).unwrap();
@@ -28,15 +29,34 @@ fn a_report_has_what_a_client_did() {
     assert!((bytes - 8192.0).abs() < 1e-3, "{device}");
     assert!(number("write_await_ns") > 0.0 && number("queue_size") > 0.0, "{device}");
     assert_eq!(device["errors_per_second"], 0.0, "{device}");
+    let ratio = number("discards_per_second") / number("reads_per_second");
+    assert!((ratio - 5.0).abs() < 1e-6 && number("discard_await_ns") > 0.0, "{device}");
+    let ratio = number("flushes_per_second") / number("reads_per_second");
+    assert!((ratio - 1.0).abs() < 1e-6, "{device}");
+    // The device has no write cache, and no zones.
+    assert!(device["flush_await_ns"].is_null() && device["zone_await_ns"].is_null(), "{device}");
+    yard.command(&["zone", "open", "z0", "-o", "16384", "-c", "1"]).ok();
+    let line = yard.command(&["iostat", "z0", "--json"]).ok();
+    let report: Value = serde_json::from_str(&line.out).unwrap();
+    let zoned = |name: &str| report[0][name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
+    assert!(zoned("zone_commands_per_second") > 0.0 && zoned("zone_await_ns") > 0.0, "{report}");
 
     let text = yard.command(&["iostat"]).ok().out;
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     let (head, mem0) = (&rows[0], &rows[1]);
-    assert_eq!((head.len(), mem0.len(), rows.len()), (19, 19, 3), "{text}");
+    assert_eq!((head.len(), mem0.len(), rows.len()), (24, 24, 3), "{text}");
     let at = |name: &str| head.iter().position(|it| *it == name).unwrap();
     assert_eq!((mem0[0], mem0[at("wareq-sz")], mem0[at("rareq-sz")]), ("mem0", "8.00", "4.00"));
+    assert_eq!(
+        (mem0[at("dareq-sz")], mem0[at("z/s")], mem0[at("f_await")]),
+        ("4.00", "0.00", "0.000")
+    );
     let latency = yard.command(&["iostat", "-l", "mem0", "0.1", "2"]).ok().out;
-    assert_eq!(latency.matches("read_wait").count(), 2, "{latency}");
+    assert_eq!(
+        latency.matches("read_wait  write_wait  flush_wait  discard_wait").count(),
+        2,
+        "{latency}"
+    );
 
     let run = yard.command(&["iostat", "never"]).fails().says(&["never"]);
     assert_eq!(run.code, Some(5), "{run}");

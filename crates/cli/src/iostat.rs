@@ -18,14 +18,15 @@ use crate::top::{self, short};
 const KIB: f64 = 1024.0;
 const MIB: f64 = KIB * KIB;
 
-/// The columns of `iostat -x` that are known here.
-const EXTENDED: [&str; 19] = [
+/// The columns of `iostat -x` in its order, without `%util`, and commands on zones after flushes.
+const EXTENDED: [&str; 24] = [
     "Device", "r/s", "rMB/s", "rrqm/s", "%rrqm", "r_await", "rareq-sz", "w/s", "wMB/s", "wrqm/s",
-    "%wrqm", "w_await", "wareq-sz", "d/s", "dMB/s", "dareq-sz", "f/s", "o_await", "aqu-sz",
+    "%wrqm", "w_await", "wareq-sz", "d/s", "dMB/s", "drqm/s", "%drqm", "d_await", "dareq-sz",
+    "f/s", "f_await", "z/s", "z_await", "aqu-sz",
 ];
 
-/// The columns of `zpool iostat -l` that are known here, and percentiles.
-const LATENCY: [&str; 11] = [
+/// The columns of `zpool iostat -l` that are known here, flushes, and percentiles.
+const LATENCY: [&str; 13] = [
     "device",
     "read/s",
     "write/s",
@@ -33,6 +34,8 @@ const LATENCY: [&str; 11] = [
     "write_bw",
     "read_wait",
     "write_wait",
+    "flush_wait",
+    "discard_wait",
     "p50",
     "p90",
     "p99",
@@ -138,7 +141,7 @@ pub(crate) fn table(has_latency: bool, devices: &[Interval]) -> Table {
     table
 }
 
-fn extended(it: &Interval) -> [String; 19] {
+fn extended(it: &Interval) -> [String; 24] {
     let rate = |count: u64| format!("{:.2}", it.rate(count));
     let mib = |bytes: u64| format!("{:.2}", it.rate(bytes) / MIB);
     let merged = |op: &OpView| format!("{:.2}", 100.0 * part(op.merges, op.ops));
@@ -161,14 +164,19 @@ fn extended(it: &Interval) -> [String; 19] {
         size(writes),
         rate(discards.ops),
         mib(discards.bytes),
+        rate(discards.merges),
+        merged(discards),
+        wait(&it.discard_latency),
         size(discards),
         rate(it.flushes.ops),
-        wait(&it.other_latency),
+        wait(&it.flush_latency),
+        rate(it.zone_commands.ops),
+        wait(&it.zone_latency),
         format!("{:.2}", it.queue_size()),
     ]
 }
 
-fn latency(it: &Interval) -> [String; 11] {
+fn latency(it: &Interval) -> [String; 13] {
     let time = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), duration);
     let percentile = |per_mille| time(it.percentile_ns(per_mille));
     let bandwidth = |bytes: u64| top::short_bytes(it.rate(bytes) as u64);
@@ -180,6 +188,8 @@ fn latency(it: &Interval) -> [String; 11] {
         bandwidth(it.writes.bytes),
         time(mean_ns(&it.read_latency)),
         time(mean_ns(&it.write_latency)),
+        time(mean_ns(&it.flush_latency)),
+        time(mean_ns(&it.discard_latency)),
         percentile(500),
         percentile(900),
         percentile(990),
@@ -234,6 +244,52 @@ mod tests {
         assert_eq!((of("r/s"), of("rMB/s"), of("rareq-sz")), ("10.00", "9.00", "1024.00"));
         assert_eq!((of("r_await"), of("w_await"), of("%rrqm")), ("0.001", "0.000", "87.00"));
         let row = latency(&interval);
-        assert_eq!(row[..7], ["d", "10.0", "0", "9.00M", "0", "1.0us", "-"]);
+        assert_eq!(row[..9], ["d", "10.0", "0", "9.00M", "0", "1.0us", "-", "-", "-"]);
+    }
+
+    #[test]
+    fn columns_have_the_order_of_iostat() {
+        // `iostat -xm` of sysstat 12.6.
+        let wanted = "Device r/s rMB/s rrqm/s %rrqm r_await rareq-sz w/s wMB/s wrqm/s %wrqm \
+                      w_await wareq-sz d/s dMB/s drqm/s %drqm d_await dareq-sz f/s f_await aqu-sz";
+        let is_theirs = |name: &&str| !["z/s", "z_await"].contains(name);
+        let ours: Vec<&str> = EXTENDED.into_iter().filter(is_theirs).collect();
+        assert_eq!(ours, words(wanted));
+    }
+
+    #[test]
+    fn discards_flushes_and_zone_commands_have_columns_of_their_own() {
+        let op = |ops, bytes, merges| OpView { ops, bytes, errors: 0, merges };
+        let stats = StatsView {
+            ops: [
+                ("discard", op(50, 50 << 20, 20)),
+                ("flush", op(30, 0, 0)),
+                ("zone_reset", op(16, 0, 0)),
+                ("zone_finish", op(4, 0, 0)),
+            ]
+            .map(|(name, counts)| (name.to_owned(), counts))
+            .into(),
+            discard_latency: vec![(1 << 21, 50)],
+            flush_latency: vec![(1 << 20, 30)],
+            zone_latency: vec![(1 << 23, 20)],
+            ..stats(10, 0)
+        };
+        let interval = Interval::new(&[], &stats);
+        let row = extended(&interval);
+        let of = |name| row[EXTENDED.iter().position(|it| *it == name).unwrap()].as_str();
+        let discards = ["d/s", "dMB/s", "drqm/s", "%drqm", "d_await", "dareq-sz"].map(of);
+        assert_eq!(discards, ["5.00", "5.00", "2.00", "40.00", "2.097", "1024.00"]);
+        assert_eq!(["f/s", "f_await"].map(of), ["3.00", "1.049"]);
+        assert_eq!(["z/s", "z_await"].map(of), ["2.00", "8.389"]);
+        assert_eq!(
+            ["r/s", "r_await", "w/s", "w_await"].map(of),
+            ["0.00", "0.000", "0.00", "0.000"]
+        );
+        // 50 of 2^21 ns, 30 of 2^20 and 20 of 2^23 in 10 s.
+        assert_eq!(of("aqu-sz"), "0.03");
+        let row = latency(&interval);
+        let of = |name| row[LATENCY.iter().position(|it| *it == name).unwrap()].as_str();
+        let waits = ["read_wait", "write_wait", "flush_wait", "discard_wait"].map(of);
+        assert_eq!(waits, ["-", "-", "1.05ms", "2.10ms"]);
     }
 }

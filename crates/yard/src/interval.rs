@@ -11,6 +11,10 @@ use crate::view::{LatencyView, OpView, StatsView, dense, sparse};
 /// Operations that count as writes, as in their latency.
 const WRITES: [&str; 3] = ["write", "zone_append", "write_zeroes"];
 
+/// Operations that manage zones, as in their latency.
+const ZONE_COMMANDS: [&str; 5] =
+    ["zone_reset", "zone_reset_all", "zone_open", "zone_close", "zone_finish"];
+
 /// What a device did in an interval.
 #[derive(Clone, Debug)]
 pub struct Interval {
@@ -26,14 +30,20 @@ pub struct Interval {
     pub discards: OpView,
     /// Flushes.
     pub flushes: OpView,
-    /// All operations, those on zones included.
+    /// Commands on zones: reset, open, close and finish.
+    pub zone_commands: OpView,
+    /// All operations.
     pub all: OpView,
     /// Latency of reads: a count per bucket.
     pub read_latency: Vec<u64>,
     /// Latency of writes, appends and write-zeroes.
     pub write_latency: Vec<u64>,
-    /// Latency of all other operations.
-    pub other_latency: Vec<u64>,
+    /// Latency of flushes.
+    pub flush_latency: Vec<u64>,
+    /// Latency of discards.
+    pub discard_latency: Vec<u64>,
+    /// Latency of commands on zones.
+    pub zone_latency: Vec<u64>,
     /// The statistics of a RAM disk at the end of the interval.
     pub ram: Option<RamView>,
 }
@@ -53,6 +63,7 @@ impl Interval {
             let of = |stats: &StatsView| stats.ops.get(name).copied().unwrap_or_default();
             minus(of(now), before.map(of).unwrap_or_default())
         };
+        let sum = |names: &[&str]| names.iter().copied().map(op).fold(OpView::default(), plus);
         let latency = |of: fn(&StatsView) -> &LatencyView| {
             let mut counts = dense(of(now));
             if let Some(before) = before {
@@ -66,13 +77,16 @@ impl Interval {
             device: now.device.clone(),
             seconds: (age_ns as f64 / 1e9).max(1e-9),
             reads: op("read"),
-            writes: WRITES.into_iter().map(op).fold(OpView::default(), plus),
+            writes: sum(&WRITES),
             discards: op("discard"),
             flushes: op("flush"),
+            zone_commands: sum(&ZONE_COMMANDS),
             all: now.ops.keys().map(|name| op(name)).fold(OpView::default(), plus),
             read_latency: latency(|stats| &stats.read_latency),
             write_latency: latency(|stats| &stats.write_latency),
-            other_latency: latency(|stats| &stats.other_latency),
+            flush_latency: latency(|stats| &stats.flush_latency),
+            discard_latency: latency(|stats| &stats.discard_latency),
+            zone_latency: latency(|stats| &stats.zone_latency),
             ram: now.ram,
         }
     }
@@ -101,7 +115,13 @@ impl Interval {
     /// The mean number of operations between their submission and their completion, as `aqu-sz` of
     /// iostat: by Little's law the sum of their latencies per time.
     pub fn queue_size(&self) -> f64 {
-        let all = [&self.read_latency, &self.write_latency, &self.other_latency];
+        let all = [
+            &self.read_latency,
+            &self.write_latency,
+            &self.flush_latency,
+            &self.discard_latency,
+            &self.zone_latency,
+        ];
         let sum: f64 = all.into_iter().map(|latency| total(latency).0 as f64).sum();
         sum / (self.seconds * 1e9)
     }
@@ -115,15 +135,19 @@ impl Interval {
             "writes_per_second": self.rate(self.writes.ops),
             "discards_per_second": self.rate(self.discards.ops),
             "flushes_per_second": self.rate(self.flushes.ops),
+            "zone_commands_per_second": self.rate(self.zone_commands.ops),
             "read_bytes_per_second": self.rate(self.reads.bytes),
             "written_bytes_per_second": self.rate(self.writes.bytes),
             "discarded_bytes_per_second": self.rate(self.discards.bytes),
             "read_merges_per_second": self.rate(self.reads.merges),
             "write_merges_per_second": self.rate(self.writes.merges),
+            "discard_merges_per_second": self.rate(self.discards.merges),
             "errors_per_second": self.rate(self.all.errors),
             "read_await_ns": mean_ns(&self.read_latency),
             "write_await_ns": mean_ns(&self.write_latency),
-            "other_await_ns": mean_ns(&self.other_latency),
+            "discard_await_ns": mean_ns(&self.discard_latency),
+            "flush_await_ns": mean_ns(&self.flush_latency),
+            "zone_await_ns": mean_ns(&self.zone_latency),
             "p50_ns": percentile(500),
             "p90_ns": percentile(900),
             "p99_ns": percentile(990),
@@ -184,6 +208,40 @@ mod tests {
         assert_eq!((interval.reads.ops, interval.rate(interval.reads.ops)), (50, 25.0));
         assert_eq!(mean_ns(&interval.read_latency), Some(1024));
         let (queue, wanted) = (interval.queue_size(), 50.0 * 1024.0 / 2e9);
+        assert!((queue - wanted).abs() < 1e-12, "{queue} {wanted}");
+    }
+
+    #[test]
+    fn each_class_of_operations_has_a_rate_and_a_latency() {
+        let sample = |age_s: u64, count: u64| {
+            let op = OpView { ops: count, merges: count / 2, ..OpView::default() };
+            let names = ["discard", "flush", "zone_reset", "zone_open"];
+            StatsView {
+                ops: names.map(|name| (name.to_owned(), op)).into(),
+                discard_latency: vec![(1 << 12, count)],
+                flush_latency: vec![(1 << 13, count)],
+                zone_latency: vec![(1 << 14, count), (1 << 16, count)],
+                ..stats(age_s, 0)
+            }
+        };
+        let interval = Interval::new(&[sample(10, 6)], &sample(12, 16));
+        assert_eq!((interval.zone_commands.ops, interval.all.ops), (20, 40));
+        let json = interval.to_json();
+        for (field, wanted) in [
+            ("discards_per_second", 5.0),
+            ("discard_merges_per_second", 2.5),
+            ("discard_await_ns", 4096.0),
+            ("flushes_per_second", 5.0),
+            ("flush_await_ns", 8192.0),
+            ("zone_commands_per_second", 10.0),
+            // The mean of as many of 2^14 as of 2^16.
+            ("zone_await_ns", 40_960.0),
+        ] {
+            assert_eq!(json[field].as_f64(), Some(wanted), "{field}: {json}");
+        }
+        assert!(json["read_await_ns"].is_null() && json["write_await_ns"].is_null(), "{json}");
+        let (queue, wanted) =
+            (interval.queue_size(), 10.0 * (4096 + 8192 + 2 * 40_960) as f64 / 2e9);
         assert!((queue - wanted).abs() < 1e-12, "{queue} {wanted}");
     }
 

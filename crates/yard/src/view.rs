@@ -333,8 +333,12 @@ pub struct StatsView {
     pub read_latency: LatencyView,
     /// Latency of writes, appends and write-zeroes.
     pub write_latency: LatencyView,
-    /// Latency of all other operations.
-    pub other_latency: LatencyView,
+    /// Latency of flushes.
+    pub flush_latency: LatencyView,
+    /// Latency of discards.
+    pub discard_latency: LatencyView,
+    /// Latency of operations that manage zones.
+    pub zone_latency: LatencyView,
     /// The statistics of a RAM disk, by zram's names; absent for other devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<RamView>,
@@ -366,7 +370,9 @@ impl StatsView {
             ops: ops.collect(),
             read_latency: sparse(&stats.read_latency),
             write_latency: sparse(&stats.write_latency),
-            other_latency: sparse(&stats.other_latency()),
+            flush_latency: sparse(&stats.flush_latency),
+            discard_latency: sparse(&stats.discard_latency),
+            zone_latency: sparse(&stats.zone_latency),
             ram: RamView::of(entry),
             pool: entry.pool.as_ref().map(|pool| pool.path().display().to_string()),
             hosts: Vec::new(),

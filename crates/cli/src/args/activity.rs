@@ -11,7 +11,7 @@ const STATS_HELP: &str = "\
 Columns, as in iostat -x: reads, writes and MiB of each per second; merged reads and writes per
 second; mean latency of reads and of writes; 50th, 99th and 99.9th percentile over both; failed
 operations per second. Appends and write-zeroes count as writes. The first lines are means since
-the device was made; with --watch the next ones are of each second.
+the daemon opened the device; with --watch the next ones are of each second.
 ";
 
 /// `stats`.
@@ -33,20 +33,20 @@ pub(crate) struct StatsArgs {
 }
 
 const IOSTAT_HELP: &str = "\
-The first report is of the time since each device was made, the next ones are of each INTERVAL. The
-words at the end that are numbers are INTERVAL and COUNT, the others are devices.
+The first report is of the time since the daemon opened each device, the next ones are of each
+INTERVAL. The words at the end that are numbers are INTERVAL and COUNT, the others are devices.
 
 Columns, as in iostat -x: operations per second (r reads, w writes, d discards, f flushes), MiB per
 second, merged operations per second and their share of all in percent, mean latency in milliseconds
 (await), mean size in KiB (areq-sz), and the mean number of operations in progress (aqu-sz). Appends
-and write-zeroes count as writes. o_await is the mean latency of all that is neither: flushes,
-discards, and commands for zones. There is no %util: requests of several queues overlap.
+and write-zeroes count as writes. z/s and z_await, which iostat lacks, are of commands on zones:
+reset, open, close and finish. There is no %util: requests of several queues overlap.
 
-With -l, as in zpool iostat -l: operations per second, bytes per second, mean latency, and
-percentiles of the latency of reads and writes together.
+With -l, as in zpool iostat -l: operations per second, bytes per second, mean latency of reads,
+writes, flushes and discards, and percentiles of the latency of reads and writes together.
 
 Examples:
-  blockyard iostat                           since the devices were made
+  blockyard iostat                           since the daemon opened the devices
   blockyard iostat -y 1                      every second until Ctrl-C
   blockyard iostat -l mem0 0.5 10            ten reports of one device
 ";
@@ -61,7 +61,7 @@ pub(crate) struct IostatArgs {
     /// Latencies, with the columns of zpool iostat -l
     #[arg(short, long)]
     pub(crate) latency: bool,
-    /// Leave out the report of the time since the devices were made
+    /// Leave out the report of the time since the daemon opened the devices
     #[arg(short = 'y', long)]
     pub(crate) no_first: bool,
     #[command(flatten)]

@@ -49,7 +49,7 @@ impl FixtureLoad {
 }
 
 /// The statistics of a device after an hour, and after the second in which it had a load.
-fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad, flushes: u64) -> [StatsView; 2] {
+fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad) -> [StatsView; 2] {
     let idle = StatsView {
         device: name.to_owned(),
         age_ns: 3600 * SECOND_NS,
@@ -57,7 +57,9 @@ fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad, flushes: u64) -> 
         ops: [].into(),
         read_latency: Vec::new(),
         write_latency: Vec::new(),
-        other_latency: Vec::new(),
+        flush_latency: Vec::new(),
+        discard_latency: Vec::new(),
+        zone_latency: Vec::new(),
         ram: None,
         pool: None,
         hosts: Vec::new(),
@@ -68,18 +70,11 @@ fn device(name: &str, reads: FixtureLoad, writes: FixtureLoad, flushes: u64) -> 
         errors: 0,
         merges: load.merges,
     };
-    let flush = OpView { ops: flushes, ..OpView::default() };
     let busy = StatsView {
         age_ns: 3601 * SECOND_NS,
-        ops: [
-            ("read".to_owned(), op(&reads)),
-            ("write".to_owned(), op(&writes)),
-            ("flush".to_owned(), flush),
-        ]
-        .into(),
+        ops: [("read".to_owned(), op(&reads)), ("write".to_owned(), op(&writes))].into(),
         read_latency: reads.latency,
         write_latency: writes.latency,
-        other_latency: vec![(1_048_576, flushes)],
         ..idle.clone()
     };
     [idle, busy]
@@ -140,42 +135,9 @@ fn connections() -> Vec<ConnectionView> {
     ]
 }
 
-/// A yard with four devices, idle for an hour, and a second later.
-fn samples() -> [Sample; 2] {
-    let none = || FixtureLoad { ops: 0, bytes: 0, merges: 0, latency: Vec::new() };
-    let mut ram = device(
-        "ram0",
-        FixtureLoad::new(8_200, 4096, 2_560, 10_240),
-        FixtureLoad::new(2_100, 4096, 5_632, 40_960),
-        0,
-    );
-    let memory = MmStatView {
-        orig_data_size: 3 * GIB,
-        compr_data_size: 1004 * MIB,
-        mem_used_total: 1044 * MIB,
-        mem_limit: 2 * GIB,
-        same_pages: 18_112,
-        huge_pages: 941,
-        ..MmStatView::default()
-    };
-    ram[1].ram = Some(RamView { mm_stat: memory, ..RamView::default() });
-    let [mem0, ram0, vol0, zoned0] = [
-        device("mem0", FixtureLoad::new(41_200, 4096, 1_536, 6_144), none(), 0),
-        ram,
-        device(
-            "vol0",
-            FixtureLoad::new(1_100, 4096, 94_208, 524_288),
-            FixtureLoad::new(4_600, 20_480, 229_376, 2_097_152).merged(310),
-            412,
-        ),
-        device(
-            "zoned0",
-            none(),
-            FixtureLoad::new(12_500, 65_536, 131_072, 1_048_576).merged(2_140),
-            0,
-        ),
-    ];
-    let zones = ZoneCountsView {
+/// The zones of the zoned device.
+fn zone_counts() -> ZoneCountsView {
+    ZoneCountsView {
         device: "zoned0".to_owned(),
         zones: [
             ("not-wp", 4),
@@ -188,7 +150,48 @@ fn samples() -> [Sample; 2] {
         ]
         .map(|(condition, count)| (condition.to_owned(), count))
         .into(),
+    }
+}
+
+/// A yard with four devices, idle for an hour, and a second later.
+fn samples() -> [Sample; 2] {
+    let none = || FixtureLoad { ops: 0, bytes: 0, merges: 0, latency: Vec::new() };
+    let mut ram = device(
+        "ram0",
+        FixtureLoad::new(8_200, 4096, 2_560, 10_240),
+        FixtureLoad::new(2_100, 4096, 5_632, 40_960),
+    );
+    let memory = MmStatView {
+        orig_data_size: 3 * GIB,
+        compr_data_size: 1004 * MIB,
+        mem_used_total: 1044 * MIB,
+        mem_limit: 2 * GIB,
+        same_pages: 18_112,
+        huge_pages: 941,
+        ..MmStatView::default()
     };
+    ram[1].ram = Some(RamView { mm_stat: memory, ..RamView::default() });
+    let [mem0, ram0, mut vol0, mut zoned0] = [
+        device("mem0", FixtureLoad::new(41_200, 4096, 1_536, 6_144), none()),
+        ram,
+        device(
+            "vol0",
+            FixtureLoad::new(1_100, 4096, 94_208, 524_288),
+            FixtureLoad::new(4_600, 20_480, 229_376, 2_097_152).merged(310),
+        ),
+        device(
+            "zoned0",
+            none(),
+            FixtureLoad::new(12_500, 65_536, 131_072, 1_048_576).merged(2_140),
+        ),
+    ];
+    let op = |ops, bytes, merges| OpView { ops, bytes, errors: 0, merges };
+    vol0[1].ops.insert("flush".to_owned(), op(412, 0, 0));
+    vol0[1].flush_latency = vec![(1_048_576, 412)];
+    vol0[1].ops.insert("discard".to_owned(), op(96, 6 * MIB, 24));
+    vol0[1].discard_latency = vec![(73_728, 96)];
+    zoned0[1].ops.insert("zone_reset".to_owned(), op(3, 0, 0));
+    zoned0[1].zone_latency = vec![(2_097_152, 3)];
     let [pool_before, pool_now] = pool();
     let before = Sample {
         process: ProcessView { pid: 4711, ..ProcessView::default() },
@@ -205,7 +208,7 @@ fn samples() -> [Sample; 2] {
             resident_bytes: 214 * MIB,
         },
         stats: [mem0, ram0, vol0, zoned0].map(|[_, now]| now).into(),
-        zones: vec![zones],
+        zones: vec![zone_counts()],
         pools: vec![pool_now],
         connections: connections(),
     };

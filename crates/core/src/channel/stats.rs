@@ -181,13 +181,6 @@ impl Stats {
         &self.ops[op as usize]
     }
 
-    /// Counts per bucket of the latency of flushes, discards and operations on zones together.
-    pub fn other_latency(&self) -> Vec<u64> {
-        let flushes_and_discards = self.flush_latency.iter().zip(&self.discard_latency);
-        let all = flushes_and_discards.zip(&self.zone_latency);
-        all.map(|((flushes, discards), zones)| flushes + discards + zones).collect()
-    }
-
     /// Adds a channel's counters.
     pub fn add(&mut self, channel: &ChannelStats) {
         for (index, sum) in self.ops.iter_mut().enumerate() {
