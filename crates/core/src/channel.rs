@@ -12,11 +12,13 @@ use crate::region::Region;
 use crate::units::Sector;
 
 mod bare;
+mod group;
 mod rules;
 mod stack;
 mod stats;
 
 pub use bare::Bare;
+pub use group::ChannelGroup;
 pub use stack::{ChannelConfig, Stack};
 pub use stats::{ChannelStats, OpStats, Stats, percentile_ns};
 
@@ -103,4 +105,9 @@ pub trait Channel: Send {
 
     /// Number of bios that were pushed and not yet reaped.
     fn in_flight(&self) -> usize;
+
+    /// The counters of this channel, for [`ChannelGroup`]; `None` if it has none of its own.
+    fn counters(&self) -> Option<Arc<ChannelStats>> {
+        None
+    }
 }

@@ -1,10 +1,9 @@
 //! A [`Disk`] of any device, where static composition ends.
-#![allow(clippy::disallowed_types)] // The registry of channels is control plane.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::channel::{Channel, ChannelConfig, ChannelStats, Stack, Stats};
+use crate::channel::{Channel, ChannelConfig, ChannelGroup, ChannelStats, Stack, Stats};
 use crate::clock::{Clock, Monotonic};
 use crate::device::{Device, DeviceError, Extent};
 use crate::disk::Disk;
@@ -26,7 +25,7 @@ pub struct Composed<D, C = Monotonic, W = Ungated> {
     config: ChannelConfig,
     gates: W,
     clock: C,
-    registry: Registry,
+    channels: ChannelGroup,
 }
 
 impl<D: Device> Composed<D> {
@@ -46,15 +45,15 @@ impl<D: Device, C: Clock + Clone> Composed<D, C> {
         clock: C,
     ) -> Composed<D, C> {
         let limits = device.limits().clone();
-        let (gates, registry) = (Ungated, Registry::default());
-        Composed { name, kind, device, limits, config, gates, clock, registry }
+        let (gates, channels) = (Ungated, ChannelGroup::default());
+        Composed { name, kind, device, limits, config, gates, clock, channels }
     }
 
     /// Returns the disk with a zone write plug.
     pub fn with_gates<W: Gates>(self, gates: W) -> Composed<D, C, W> {
         let limits = gates.limits(&self.limits);
-        let Composed { name, kind, device, config, clock, registry, .. } = self;
-        Composed { name, kind, device, limits, config, gates, clock, registry }
+        let Composed { name, kind, device, config, clock, channels, .. } = self;
+        Composed { name, kind, device, limits, config, gates, clock, channels }
     }
 }
 
@@ -112,7 +111,7 @@ where
     fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
         let stats = ChannelStats::new();
         let stack = self.stack(Arc::clone(&stats))?;
-        self.registry.enter(stats);
+        self.channels.add_counters(stats);
         Ok(Box::new(stack))
     }
 
@@ -153,7 +152,7 @@ where
     }
 
     fn stats(&self) -> Stats {
-        self.registry.sum()
+        self.channels.sum()
     }
 }
 
@@ -161,47 +160,5 @@ impl<D, C, W> fmt::Debug for Composed<D, C, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Composed { name, kind, .. } = self;
         f.debug_struct("Composed").field("name", name).field("kind", kind).finish_non_exhaustive()
-    }
-}
-
-/// The counters of a disk's channels: those of the open channels, and the sum of the closed ones.
-#[derive(Debug, Default)]
-struct Registry(Mutex<ChannelCounters>);
-
-#[derive(Debug, Default)]
-struct ChannelCounters {
-    closed: Stats,
-    open: Vec<Arc<ChannelStats>>,
-}
-
-impl Registry {
-    /// Adds the counters of a channel that is being opened.
-    fn enter(&self, stats: Arc<ChannelStats>) {
-        self.counters().open.push(stats);
-    }
-
-    fn sum(&self) -> Stats {
-        let counters = self.counters();
-        let mut sum = counters.closed.clone();
-        for stats in &counters.open {
-            sum.add(stats);
-        }
-        sum.channels = counters.open.len() as u64;
-        sum
-    }
-
-    /// The counters, up to date: no other owner has those of a channel that was dropped.
-    fn counters(&self) -> MutexGuard<'_, ChannelCounters> {
-        // A panic of another lock holder leaves the counters usable.
-        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let ChannelCounters { closed, open } = &mut *counters;
-        open.retain_mut(|stats| match Arc::get_mut(stats) {
-            Some(stats) => {
-                closed.add(stats);
-                false
-            }
-            None => true,
-        });
-        counters
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use blockyard_core::channel::ChannelGroup;
 use blockyard_os::interrupt::ThreadNumber;
 use blockyard_os::socket::{self, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
@@ -44,6 +45,8 @@ pub(crate) struct Client {
     pub(crate) peer: String,
     pub(crate) since: SystemTime,
     pub(crate) stats: ClientStats,
+    /// The channel of the connection, once it has one.
+    pub(crate) channels: ChannelGroup,
     /// The connection's share of the memory for connections.
     pub(crate) lease: Lease,
     pub(crate) chosen: OnceLock<NegotiatedOptions>,
@@ -116,6 +119,7 @@ impl Client {
             peer,
             since,
             stats: ClientStats::from_counts(counts),
+            channels: ChannelGroup::default(),
             lease,
             chosen: OnceLock::new(),
             cut: AtomicBool::new(false),

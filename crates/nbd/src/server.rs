@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::Stats;
 use blockyard_os::socket::{self, Family, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
@@ -334,6 +335,13 @@ impl Server {
         drop(clients);
         infos.sort_by_key(|info| info.id);
         infos
+    }
+
+    /// The counters of the channel of a connection, by its number; `None` without this connection.
+    /// A connection that another process has handed over begins at 0.
+    pub fn channel_stats(&self, id: u64) -> Option<Stats> {
+        let client = self.shared.clients().here.get(&id).cloned()?;
+        Some(client.channels.sum())
     }
 
     /// Waits until the server is finished: for standard input and output when its client has

@@ -229,6 +229,7 @@ impl Resumable {
         }
         let opened = export.disk().open();
         let channel = opened.map_err(|error| ResumeError::Open(error.to_string()))?;
+        client.channels.add(channel.as_ref());
         let socket = Arc::clone(&paused.socket);
         let transport = Transport::Socket(Arc::clone(&socket));
         let mut connection =
@@ -279,6 +280,7 @@ fn enter(
         }
     };
     let Some(negotiated) = handshake.accept(out) else { return Err(HandshakeStep::More) };
+    client.channels.add(channel.as_ref());
     let chosen = NegotiatedOptions {
         export: export.name().to_owned(),
         style: negotiated.style,

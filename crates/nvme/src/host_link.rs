@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use blockyard_core::channel::ChannelGroup;
 use blockyard_os::socket::Wake;
 use blockyard_sync::atomics::{AtomicBool, AtomicU64, Ordering};
 use blockyard_sync::counter::Counter;
@@ -88,6 +89,8 @@ pub(crate) struct HostLink {
     pub(crate) peer: String,
     since: SystemTime,
     pub(crate) stats: CommandStats,
+    /// The channels of an I/O queue.
+    pub(crate) channels: ChannelGroup,
     pub(crate) role: OnceLock<LinkRole>,
     /// Whether the connection is to end after the commands in flight.
     end_requested: AtomicBool,
@@ -114,6 +117,7 @@ impl HostLink {
             peer,
             since: SystemTime::now(),
             stats: CommandStats::default(),
+            channels: ChannelGroup::default(),
             role: OnceLock::new(),
             end_requested: AtomicBool::new(false),
             cut: AtomicBool::new(false),

@@ -141,6 +141,7 @@ impl NamespaceQueue {
                 return Err(OpenError::Refused);
             }
         };
+        link.channels.add(channel.as_ref());
         // Without a place in the set the connection looks for completions by time.
         let watched = |fd| match Watched::new(&watch.set, fd, watch.token) {
             Ok(watched) => Some(watched),

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::Stats;
 use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
@@ -180,6 +181,13 @@ impl TargetServer {
         let mut infos: Vec<_> = links.iter().map(|link| link.info()).collect();
         infos.sort_by_key(|info| info.id);
         infos
+    }
+
+    /// The counters of the channels of a connection, by its number and the address of its host;
+    /// `None` without this connection.
+    pub fn channel_stats(&self, id: u64, peer: &str) -> Option<Stats> {
+        let link = self.shared.links().here.get(&id).cloned()?;
+        (link.peer == peer).then(|| link.channels.sum())
     }
 
     /// Begins to stop without waiting: accepts no more hosts, and asks the present ones to drain.

@@ -15,7 +15,7 @@ use blockyard_core::inject::Injection;
 use blockyard_core::limits::Limits;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{Disk, Sector};
+use blockyard_core::{Disk, Op, Sector};
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
 use initiator::{
@@ -321,6 +321,16 @@ fn commands_are_counted_for_the_device_that_they_use() {
     };
     assert_eq!(counted("plain"), (5, 512, 8192 + 32768, 2));
     assert_eq!(counted("zoned"), (2, 4096, 0, 1));
+    // The queue has a channel to each of the two.
+    let links = target.server.connections();
+    let link = links.iter().find(|link| link.queue == Some(1)).unwrap();
+    let stats = target.server.channel_stats(link.id, &link.peer).unwrap();
+    assert_eq!((stats.op(Op::Read).ops, stats.op(Op::Read).sectors, stats.channels), (2, 9, 2));
+    assert_eq!(stats.read_latency.iter().sum::<u64>(), 2);
+    assert_eq!(target.server.channel_stats(link.id, "another host"), None);
+    let admin_link = links.iter().find(|link| link.queue == Some(0)).unwrap();
+    let stats = target.server.channel_stats(admin_link.id, &admin_link.peer).unwrap();
+    assert_eq!(stats, Stats::default());
     // They stay when the host has left.
     drop((admin, io));
     while target.subsystems.find_info("plain").unwrap().controllers > 0 {

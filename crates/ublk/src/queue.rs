@@ -28,6 +28,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use blockyard_core::channel::ChannelGroup;
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
@@ -84,6 +85,8 @@ pub(crate) struct QueueSetup {
     pub(crate) queue: u16,
     pub(crate) depth: u16,
     pub(crate) counts: Arc<QueueCounts>,
+    /// The channels of all queues of the device.
+    pub(crate) channels: Arc<ChannelGroup>,
     /// Set by a thread that cannot fetch, so that the start of the device is not waited for.
     pub(crate) has_failed: Arc<AtomicBool>,
 }
@@ -352,9 +355,11 @@ impl ServedDisk {
     fn open(
         disk: Arc<dyn Disk>,
         shape: Arc<DeviceShape>,
+        channels: &ChannelGroup,
         memory: &Arc<Region>,
     ) -> io::Result<ServedDisk> {
         let mut channel = disk.open().map_err(|error| io::Error::other(error.to_string()))?;
+        channels.add(channel.as_ref());
         let region = channel.register(Arc::clone(memory));
         Ok(ServedDisk { wakes: channel.descriptor(), disk, shape, channel, region })
     }
@@ -366,6 +371,7 @@ struct Prepared {
     name: String,
     queue: u16,
     counts: Arc<QueueCounts>,
+    channels: Arc<ChannelGroup>,
     has_failed: Arc<AtomicBool>,
     orders: OrderQueue,
     phase: Phase,
@@ -396,11 +402,11 @@ struct Prepared {
 
 impl Prepared {
     fn new(setup: QueueSetup, orders: OrderQueue) -> io::Result<Prepared> {
-        let QueueSetup { disk, shape, queue, counts, has_failed, .. } = setup;
+        let QueueSetup { disk, shape, queue, counts, channels, has_failed, .. } = setup;
         let (name, tag_bytes) = (disk.name().to_owned(), shape.io_bytes_max);
         let depth = usize::from(setup.depth);
         let memory = map_region(depth * tag_bytes as usize)?;
-        let served = ServedDisk::open(disk, shape, &memory)?;
+        let served = ServedDisk::open(disk, shape, &channels, &memory)?;
         let mut builder = IoUring::builder();
         // One thread submits; what the kernel has to do in it waits until it enters the kernel.
         builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag();
@@ -408,6 +414,7 @@ impl Prepared {
             name,
             queue,
             counts,
+            channels,
             has_failed,
             orders,
             phase: Phase::Serving,
@@ -567,7 +574,8 @@ impl QueueThread<'_> {
                     let opened = match &self.prepared.served {
                         Some(_) => Ok(()),
                         None => {
-                            let opened = ServedDisk::open(disk, shape, &self.prepared.memory);
+                            let Prepared { channels, memory, .. } = &*self.prepared;
+                            let opened = ServedDisk::open(disk, shape, channels, memory);
                             opened.map(|served| self.prepared.served = Some(served))
                         }
                     };
@@ -879,6 +887,7 @@ mod tests {
                 queue: 0,
                 depth: DEPTH,
                 counts: Arc::default(),
+                channels: Arc::default(),
                 has_failed: Arc::default(),
             };
             let queue = OrderQueue { orders: taken, answers: given, wake };
@@ -961,6 +970,7 @@ mod tests {
         assert_eq!((queue.go_on(), queue.answers()), (Phase::Serving, vec![(3, true)]));
         assert_eq!(queue.counts(), (3, 0));
         assert_eq!(second.stats().op(Op::Read).ops, 2);
+        assert_eq!(queue.prepared.channels.sum().op(Op::Read).ops, 3, "of both disks");
     }
 
     #[test]

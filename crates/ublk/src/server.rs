@@ -22,6 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
+use blockyard_core::channel::{ChannelGroup, Stats};
 use blockyard_core::rmw::SharedDisk;
 use blockyard_sync::atomics::{AtomicBool, Ordering};
 
@@ -88,6 +89,7 @@ pub struct UblkServer {
     id: u32,
     is_recovered: bool,
     counts: Vec<Arc<QueueCounts>>,
+    channels: Arc<ChannelGroup>,
     disk: Mutex<DiskState>,
     /// Empty once stopped.
     running: Mutex<Vec<QueueHandle>>,
@@ -178,6 +180,11 @@ impl UblkServer {
             read_bytes: sum(|counts| counts.read_bytes.get()),
             written_bytes: sum(|counts| counts.written_bytes.get()),
         }
+    }
+
+    /// The counters of the channels of all queues.
+    pub fn channel_stats(&self) -> Stats {
+        self.channels.sum()
     }
 
     /// Whether the block device is mounted, or used exclusively by another part of the kernel.
@@ -504,6 +511,7 @@ impl Starting {
                 queue,
                 depth: info.depth,
                 counts: Arc::clone(&counts),
+                channels: Arc::clone(&queues.channels),
                 has_failed: Arc::clone(&queues.has_failed),
             };
             let handle = QueueHandle::prepare(setup);
@@ -546,14 +554,14 @@ impl Starting {
         }
         let path = block_path(id);
         tracing::info!(device = self.disk.name(), path, is_recovered, "serving ublk");
-        let Queues { handles, counts, .. } = queues;
+        let Queues { handles, counts, channels, .. } = queues;
         let name = self.disk.name().to_owned();
         let running = Mutex::new(handles);
         let kernel_sectors = self.shape.params.sectors;
         let state = DiskState { disk: Some(self.disk), shape: self.shape, kernel_sectors };
         let disk = Mutex::new(state);
         let is_gone = Mutex::new(false);
-        Ok(UblkServer { name, id, is_recovered, counts, disk, running, is_gone })
+        Ok(UblkServer { name, id, is_recovered, counts, channels, disk, running, is_gone })
     }
 }
 
@@ -562,6 +570,7 @@ impl Starting {
 struct Queues {
     handles: Vec<QueueHandle>,
     counts: Vec<Arc<QueueCounts>>,
+    channels: Arc<ChannelGroup>,
     has_failed: Arc<AtomicBool>,
 }
 
@@ -641,6 +650,7 @@ mod tests {
             id: u32::MAX,
             is_recovered: false,
             counts: queues.iter().map(|_| Arc::default()).collect(),
+            channels: Arc::default(),
             disk: Mutex::new(DiskState { disk, shape: Arc::new(shape()), kernel_sectors: 8 }),
             running: Mutex::new(queues),
             is_gone: Mutex::new(false),

@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Disk;
+use blockyard_core::channel::ChannelGroup;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -72,6 +73,8 @@ pub(crate) struct Backend {
     is_closed: bool,
     rings: Vec<RingState>,
     counts: DeviceCounts,
+    /// The channels of all rings.
+    channels: Arc<ChannelGroup>,
 }
 
 impl Backend {
@@ -94,7 +97,13 @@ impl Backend {
             is_closed: false,
             rings,
             counts,
+            channels: Arc::default(),
         }
+    }
+
+    /// The channels of all rings of the connection.
+    pub(crate) fn channels(&self) -> Arc<ChannelGroup> {
+        Arc::clone(&self.channels)
     }
 
     /// Takes over the channel to the hypervisor.
@@ -237,6 +246,7 @@ impl Backend {
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
             counts: counts.ring(index),
+            channels: Arc::clone(&self.channels),
             poll_percent: self.poll_percent,
         };
         match RunningQueue::start(setup) {

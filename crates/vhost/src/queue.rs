@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::ChannelGroup;
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
@@ -96,6 +97,8 @@ pub(crate) struct QueueSetup {
     /// Told when the ring is malformed.
     pub(crate) error: Option<File>,
     pub(crate) counts: Arc<Padded<QueueCounts>>,
+    /// The channels of the connection.
+    pub(crate) channels: Arc<ChannelGroup>,
     /// The percentage of the time in which the thread may spin, besides the spins that save time.
     pub(crate) poll_percent: u32,
 }
@@ -284,6 +287,7 @@ impl QueueThread {
         let ring = Virtqueue::new(&setup.place, map, record, setup.event_idx);
         let ring = ring.map_err(malformed)?;
         let mut channel = setup.disk.open().map_err(|error| io::Error::other(error.to_string()))?;
+        setup.channels.add(channel.as_ref());
         let regions = setup.map.regions().map(|region| channel.register(Arc::clone(region)));
         let regions: Vec<_> = regions.collect();
         let memory = map_region(BOUNCE_BYTES as usize)?;

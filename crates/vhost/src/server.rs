@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::{ChannelGroup, Stats};
 use blockyard_core::rmw::SharedDisk;
 use blockyard_os::socket::{self, Ready, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
@@ -86,6 +87,8 @@ struct Connected {
     /// To end the connection.
     socket: UnixStream,
     backend: Arc<Mutex<Backend>>,
+    /// The channels of all rings, for a reader that does not wait for the backend.
+    channels: Arc<ChannelGroup>,
     /// The counts of all rings when it connected.
     before: Vec<(usize, RingCounts)>,
 }
@@ -150,6 +153,12 @@ impl VhostServer {
             written_bytes: since(|counts| counts.written_bytes),
             rings,
         }
+    }
+
+    /// The counters of the channels of the connection; `None` without a hypervisor.
+    pub fn channel_stats(&self) -> Option<Stats> {
+        let channels = self.shared.state().connected.as_ref().map(|it| Arc::clone(&it.channels))?;
+        Some(channels.sum())
     }
 
     /// Releases the disk, to replace it by another one while the hypervisor stays connected: the
@@ -299,9 +308,11 @@ impl ServerShared {
             let counts = self.counts.clone();
             let before = counts.get();
             let backend = Backend::new(Arc::clone(disk), self.poll_percent, counts);
+            let channels = backend.channels();
             let backend = Arc::new(Mutex::new(backend));
             let claim = Arc::clone(claim);
-            let connected = Connected { pid, socket, backend: Arc::clone(&backend), before };
+            let connected =
+                Connected { pid, socket, backend: Arc::clone(&backend), channels, before };
             state.connected = Some(connected);
             (backend, claim)
         };

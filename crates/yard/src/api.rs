@@ -16,6 +16,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockyard_core::DeviceError;
+use blockyard_core::channel::Stats;
 use blockyard_nbd::{MemoryBudget, MemoryUse, Server};
 use blockyard_nvme::NQN_PREFIX;
 use blockyard_store::StoreError;
@@ -30,7 +31,7 @@ use crate::backup::Backups;
 use crate::cleanup_registry::CleanupRegistry;
 use crate::devices::Devices;
 use crate::error::{FaultError, YardError};
-use crate::metrics::{self, MetricsFormat};
+use crate::metrics::{self, ClientMetrics, MetricsFormat};
 use crate::monitor::Monitor;
 use crate::nvme_listeners::NvmeListeners;
 use crate::process::ProcessView;
@@ -114,6 +115,10 @@ type Answer<T> = Result<axum::Json<T>, ErrorResponse>;
 const NBD: &str = "nbd";
 /// The protocol of a queue of an NVMe host.
 const NVME: &str = "nvme";
+/// That of a hypervisor.
+const VHOST: &str = "vhost";
+/// That of the kernel.
+const UBLK: &str = "ublk";
 
 /// Every path of the control socket, as `GET /v1` lists them.
 pub const PATHS: [&str; 43] = [
@@ -779,10 +784,27 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
     clients.chain(hosts).chain(hypervisors(control)).chain(block_devices(control)).collect()
 }
 
+/// The counters of the channels of a connection: of its operations on devices. `None` if it has
+/// ended.
+fn channel_stats(control: &Control, it: &ConnectionView) -> Option<Stats> {
+    let device = it.device.as_deref();
+    match it.protocol.as_str() {
+        NBD => {
+            let servers = control.servers.get().into_iter().flatten().filter_map(Weak::upgrade);
+            let is_of = |server: &Arc<Server>| it.server.as_deref() == Some(server.local_addr());
+            servers.filter(is_of).find_map(|server| server.channel_stats(it.id))
+        }
+        NVME => control.nvme.channel_stats(it.id, &it.peer),
+        VHOST => control.devices.vhost().channel_stats(device?),
+        UBLK => control.devices.ublk().channel_stats(device?),
+        _ => None,
+    }
+}
+
 fn hypervisors(control: &Control) -> impl Iterator<Item = ConnectionView> {
     let servers = control.devices.vhost().list().into_iter();
     servers.filter(|(_, info)| info.is_connected).map(|(place, info)| ConnectionView {
-        protocol: "vhost".to_owned(),
+        protocol: VHOST.to_owned(),
         // A device has one at a time.
         id: 0,
         peer: info.pid.map_or_else(|| "unknown".to_owned(), |pid| format!("process {pid}")),
@@ -797,7 +819,7 @@ fn hypervisors(control: &Control) -> impl Iterator<Item = ConnectionView> {
 
 fn block_devices(control: &Control) -> impl Iterator<Item = ConnectionView> {
     control.devices.ublk().list().into_iter().map(|(device, info)| ConnectionView {
-        protocol: "ublk".to_owned(),
+        protocol: UBLK.to_owned(),
         id: info.id.into(),
         peer: block_path(info.id),
         device: Some(device),
@@ -871,7 +893,9 @@ async fn metrics(State(control): Shared, headers: HeaderMap) -> Result<Response,
         let backups = control.backups.views();
         let memory = memory_use(&control);
         let peaks = control.monitor.peaks();
-        Ok(metrics::encode(&control.devices, connections, memory, backups, peaks, format))
+        let stats_of = |it: &ConnectionView| channel_stats(&control, it);
+        let clients = ClientMetrics::new(connections, stats_of);
+        Ok(metrics::encode(&control.devices, clients, memory, backups, peaks, format))
     });
     let types = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
     Ok((types, text.await?).into_response())

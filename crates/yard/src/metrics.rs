@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use blockyard_core::channel::Stats;
 use blockyard_core::middleware::{FaultInjector, InjectedFaults};
@@ -30,7 +31,6 @@ use crate::param::SCHEDULERS;
 use crate::process::ProcessView;
 use crate::ram::{HistogramsView, RamView, SizeView};
 use crate::scheduler;
-use crate::view::ConnectionView;
 use crate::volumes::{PoolView, UploadView};
 use crate::warnings::WarningKind;
 use crate::zone_counts::count_by_condition;
@@ -38,17 +38,17 @@ use crate::zone_counts::count_by_condition;
 mod clients;
 mod format;
 
-use clients::ClientMetrics;
+pub use clients::ClientMetrics;
 pub use format::MetricsFormat;
 
 /// The latency buckets' upper bounds: powers of two from 2^10 ns (about 1 us) to 2^33 (about 9 s).
-const BUCKET_POWERS: std::ops::RangeInclusive<u32> = 10..=33;
+const BUCKET_POWERS: RangeInclusive<u32> = 10..=33;
 
-/// All metrics of a yard; `connections` are those of all clients, `memory` is the use of memory of
+/// All metrics of a yard; `clients` are those that are connected, `memory` is the use of memory of
 /// the NBD connections, `backups` are the policies, `peaks` those of devices, by their names.
 pub fn encode(
     devices: &Devices,
-    connections: Vec<ConnectionView>,
+    clients: ClientMetrics,
     memory: MemoryUse,
     backups: Vec<BackupView>,
     peaks: BTreeMap<String, Peaks>,
@@ -65,7 +65,7 @@ pub fn encode(
         (disk.name().to_owned(), counts)
     });
     let sample = MetricsSample {
-        clients: ClientMetrics::new(connections),
+        clients,
         memory,
         backups,
         peaks,
@@ -324,7 +324,7 @@ impl Collector for MetricsSample {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for row in &self.devices {
             for (class, latency) in LATENCIES {
-                let (sum, count, buckets) = histogram(latency(&row.stats));
+                let (sum, count, buckets) = histogram(latency(&row.stats), BUCKET_POWERS);
                 family
                     .encode_family(&[("device", row.name()), ("op", class)])?
                     .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
@@ -704,9 +704,13 @@ impl MetricsSample {
     }
 }
 
-/// The sum in seconds, the count, and the bucket counts by upper bound in seconds.
-fn histogram(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
-    let bounds: Vec<u64> = BUCKET_POWERS.map(|power| 1 << power).collect();
+/// The sum in seconds, the count, and the bucket counts by upper bound in seconds. The bounds are
+/// these powers of two, in nanoseconds.
+fn histogram(
+    latency: &[u64],
+    powers: impl IntoIterator<Item = u32>,
+) -> (f64, u64, Vec<(f64, u64)>) {
+    let bounds: Vec<u64> = powers.into_iter().map(|power| 1 << power).collect();
     let seconds = |ns: u64| ns as f64 / 1e9;
     let mut buckets: Vec<_> = bounds.iter().map(|bound| (seconds(*bound), 0)).collect();
     buckets.push((f64::INFINITY, 0));
@@ -732,6 +736,7 @@ mod tests {
 
     use super::*;
     use crate::paths::TempDir;
+    use crate::view::ConnectionView;
 
     fn devices() -> (Arc<Devices>, TempDir) {
         let (devices, temp) = (Devices::new(), TempDir::new().unwrap());
@@ -771,7 +776,7 @@ mod tests {
         drop(zoned);
         let text = encode(
             &devices,
-            vec![nbd(1), nbd(2)],
+            ClientMetrics::new(vec![nbd(1), nbd(2)], |_| None),
             MemoryUse::default(),
             vec![BackupView { name: "off".to_owned(), runs: 2, ..BackupView::default() }],
             peaks_of(["plain", "removed"]),
@@ -835,7 +840,7 @@ mod tests {
         devices.add(crate::uri::parse("null:///n0?size=1M").unwrap()).unwrap();
         let text = encode(
             &devices,
-            Vec::new(),
+            ClientMetrics::default(),
             MemoryUse::default(),
             Vec::new(),
             BTreeMap::new(),
@@ -863,7 +868,7 @@ mod tests {
         io.run(Bio::new(Op::Discard, Sector(0), 8)).unwrap();
         let text = encode(
             &devices,
-            Vec::new(),
+            ClientMetrics::default(),
             MemoryUse::default(),
             Vec::new(),
             BTreeMap::new(),
@@ -894,7 +899,7 @@ mod tests {
     #[test]
     fn no_latency_is_lost_between_the_buckets() {
         let latency: Vec<u64> = (0..blockyard_sync::counter::HISTOGRAM_BUCKETS as u64).collect();
-        let (_, total, buckets) = histogram(&latency);
+        let (_, total, buckets) = histogram(&latency, BUCKET_POWERS);
         assert_eq!(total, latency.iter().sum::<u64>());
         assert_eq!(buckets.iter().map(|(_, count)| count).sum::<u64>(), total);
     }

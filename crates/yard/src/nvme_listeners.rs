@@ -13,6 +13,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use blockyard_core::channel::Stats;
 use blockyard_nbd::{Endpoint, listen_tcp};
 use blockyard_nvme::fabrics::DISCOVERY_NQN;
 use blockyard_nvme::{
@@ -266,6 +267,12 @@ impl NvmeListeners {
     pub fn connections(&self) -> Vec<LinkInfo> {
         let table = self.table();
         table.listeners().iter().flat_map(|listener| listener.server.connections()).collect()
+    }
+
+    /// The counters of the channels of a connection; `None` without this connection.
+    pub(crate) fn channel_stats(&self, id: u64, peer: &str) -> Option<Stats> {
+        let table = self.table();
+        table.listeners().iter().find_map(|listener| listener.server.channel_stats(id, peer))
     }
 
     /// Begins to stop all listeners, and starts no other one.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockyard_core::Disk;
+use blockyard_core::channel::Stats;
 use blockyard_core::rmw::SharedDisk;
 pub use blockyard_ublk::{
     ID_MAX, IoFlusher, MachineDevice, UblkError, UblkInfo, begin_io_flusher, block_path,
@@ -268,6 +269,11 @@ impl UblkServers {
         // The lock is released before the servers are asked.
         let servers: Vec<_> = self.table().servers.iter().map(server).collect();
         servers.into_iter().map(|(device, server)| (device, server.info())).collect()
+    }
+
+    /// The counters of the channels of a device's block device; `None` without one.
+    pub(crate) fn channel_stats(&self, device: &str) -> Option<Stats> {
+        self.server(device).map(|server| server.channel_stats())
     }
 
     /// Completes the requests of a device's block device, and removes it, if there is one.

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use blockyard_core::channel::Stats;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_nbd::{Endpoint, ListenError, UnixPlace, listen_unix};
 use blockyard_vhost::{VhostInfo, VhostServer};
@@ -148,6 +149,12 @@ impl VhostServers {
     /// All sockets.
     pub fn list(&self) -> Vec<(VhostPlace, VhostInfo)> {
         self.table().servers.iter().map(|it| (it.place.clone(), it.server.info())).collect()
+    }
+
+    /// The counters of the channels of a device's hypervisor; `None` without one.
+    pub(crate) fn channel_stats(&self, device: &str) -> Option<Stats> {
+        let table = self.table();
+        table.servers.iter().find(|it| it.place.device == device)?.server.channel_stats()
     }
 
     fn take(&self, device: &str) -> Option<DeviceServer> {

@@ -31,7 +31,7 @@ const POLLS_MAX: usize = 100_000;
 /// A yard with a device of each kind, an NBD client and a socket for hypervisors.
 struct Fixture {
     client: Client,
-    _nbd: UnixStream,
+    nbd: UnixStream,
     daemon: Daemon,
     temp: TempDir,
 }
@@ -91,7 +91,7 @@ impl Fixture {
         let has_peaks =
             |_| client.metrics().unwrap().contains("\nblockyard_device_peak_queue_size{");
         assert!((0..POLLS_MAX).any(has_peaks), "the yard samples its devices");
-        Fixture { client, _nbd: nbd, daemon, temp }
+        Fixture { client, nbd, daemon, temp }
     }
 
     /// The answer of the listener for metrics, with its header.
@@ -247,6 +247,41 @@ fn every_metric_is_in_the_manual_and_the_manual_has_no_other() {
         page.lines().filter_map(|line| line.strip_prefix("| `blockyard_")?.split('`').next());
     let described: BTreeSet<_> = rows.map(|name| format!("blockyard_{name}")).collect();
     assert_eq!(described, families);
+}
+
+#[test]
+fn the_latency_of_a_client_is_that_of_its_operations() {
+    let mut fixture = Fixture::new();
+    let latency = |fixture: &Fixture, family: &str| -> Vec<String> {
+        let text = fixture.client.metrics().unwrap();
+        let family = format!("blockyard_client_latency_seconds_{family}{{");
+        text.lines().filter(|line| line.starts_with(&family)).map(str::to_owned).collect()
+    };
+    assert_eq!(latency(&fixture, "count"), [""; 0], "it has done nothing");
+    for cookie in 0..3_u64 {
+        // A read of 4096 bytes, and a simple reply.
+        let command = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 4]].concat();
+        let range = [&(cookie * 65_536).to_be_bytes()[..], &4096_u32.to_be_bytes()].concat();
+        fixture.nbd.write_all(&[command, cookie.to_be_bytes().to_vec(), range].concat()).unwrap();
+        let mut reply = [0; 16 + 4096];
+        fixture.nbd.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    }
+    let counts = latency(&fixture, "count");
+    assert_eq!(counts.len(), 1, "{counts:?}");
+    assert!(counts[0].contains("device=\"null\",op=\"read\"} 3"), "{counts:?}");
+    assert!(counts[0].contains("{protocol=\"nbd\","), "{counts:?}");
+    let sums = latency(&fixture, "sum");
+    let sum: f64 = sums[0].rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!(sum > 0.0, "{sums:?}");
+    let buckets = latency(&fixture, "bucket");
+    let last = buckets.iter().find(|line| line.contains("le=\"+Inf\"")).unwrap();
+    assert!(last.ends_with(" 3") && buckets.len() == 5, "{buckets:?}");
+    // The metrics of the device are the sum of all its channels.
+    let text = fixture.client.metrics().unwrap();
+    let device = "blockyard_device_latency_seconds_count{device=\"null\",op=\"read\"} 3";
+    assert!(text.lines().any(|line| line == device), "{text}");
+    assert_eq!(promtool(&["check", "metrics"], &text), "");
 }
 
 #[test]

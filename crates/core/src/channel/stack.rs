@@ -23,6 +23,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::group::CountersEnd;
 use super::rules::{self, Route, Rules, Unsubmitted};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::{Channel, Waker};
@@ -86,6 +87,8 @@ pub struct Stack<Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     /// The channel is being dropped: it starts nothing more, not even the next part of a flush
     /// sequence.
     closing: bool,
+    /// The last field: all others are dropped before it.
+    _counters_end: CountersEnd,
 }
 
 impl<Q: DeviceQueue, C: Clock> Stack<Q, C> {
@@ -137,6 +140,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
             unsubmitted: None,
             in_flight: 0,
             regions: Vec::new(),
+            _counters_end: CountersEnd(Arc::clone(&stats)),
             stats,
             tally: Tally::default(),
             closing: false,
@@ -762,6 +766,10 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Channel for Stack<Q, C, G> {
 
     fn may_sleep(&mut self) -> bool {
         self.queue.may_sleep()
+    }
+
+    fn counters(&self) -> Option<Arc<ChannelStats>> {
+        Some(Arc::clone(&self.stats))
     }
 
     fn in_flight(&self) -> usize {

@@ -8,14 +8,20 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use blockyard_core::channel::Stats;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
+use super::{LATENCIES, histogram};
 use crate::view::ConnectionView;
 
 /// The most connections with series of their own: those with the most requests. A connection has
-/// four series, so that a scrape has at most 512 of them.
+/// four series of counters, and seven of latency for each class of operations.
 const CLIENTS_MAX: usize = 128;
+
+/// The upper bounds of the buckets of latency, as powers of two in nanoseconds: 65.5 us, 1.05 ms,
+/// 16.8 ms and 268 ms. They are few because each connection has its own.
+const BUCKET_POWERS: [u32; 4] = [16, 20, 24, 28];
 
 /// The protocols, each with a count of its connections, also if it has none.
 const PROTOCOLS: [&str; 4] = ["nbd", "nvme", "vhost", "ublk"];
@@ -35,19 +41,57 @@ struct ClientCounts {
     written_bytes: u64,
 }
 
+/// The latency of the operations of one class that a connection has submitted.
+#[derive(Clone, Debug, Default)]
+struct ClientLatency {
+    sum_seconds: f64,
+    count: u64,
+    buckets: Vec<(f64, u64)>,
+}
+
+impl ClientLatency {
+    fn new(latency: &[u64]) -> ClientLatency {
+        let (sum_seconds, count, buckets) = histogram(latency, BUCKET_POWERS);
+        ClientLatency { sum_seconds, count, buckets }
+    }
+
+    fn add(&mut self, other: ClientLatency) {
+        if self.buckets.is_empty() {
+            *self = other;
+            return;
+        }
+        self.sum_seconds += other.sum_seconds;
+        self.count += other.count;
+        let pairs = self.buckets.iter_mut().zip(other.buckets);
+        pairs.for_each(|((_, sum), (_, count))| *sum += count);
+    }
+}
+
+/// The values of a connection.
+#[derive(Debug, Default)]
+struct ClientRow {
+    counts: ClientCounts,
+    /// By class, as in [`LATENCIES`].
+    latency: [ClientLatency; LATENCIES.len()],
+}
+
 /// The connections of a scrape.
 #[derive(Debug, Default)]
-pub(super) struct ClientMetrics {
+pub struct ClientMetrics {
     /// Number of connections by protocol.
     open: Vec<(&'static str, u64)>,
     /// Number of connections without series of their own.
     omitted: u64,
-    rows: Vec<(ClientLabels, ClientCounts)>,
+    rows: Vec<(ClientLabels, ClientRow)>,
 }
 
 impl ClientMetrics {
-    /// Chooses the connections that have series.
-    pub(super) fn new(mut connections: Vec<ConnectionView>) -> ClientMetrics {
+    /// Chooses the connections that have series, and reads the counters of their channels;
+    /// `stats_of` returns `None` for a connection that has ended.
+    pub fn new(
+        mut connections: Vec<ConnectionView>,
+        stats_of: impl Fn(&ConnectionView) -> Option<Stats>,
+    ) -> ClientMetrics {
         let open = PROTOCOLS.map(|protocol| {
             let is_of = |it: &&ConnectionView| it.protocol == protocol;
             (protocol, connections.iter().filter(is_of).count() as u64)
@@ -56,8 +100,9 @@ impl ClientMetrics {
         connections.sort_by_key(|it| (Reverse(it.requests), it.id));
         connections.truncate(CLIENTS_MAX);
         let number = |number: Option<u16>| number.map_or_else(String::new, |it| it.to_string());
-        let mut rows: BTreeMap<ClientLabels, ClientCounts> = BTreeMap::new();
+        let mut rows: BTreeMap<ClientLabels, ClientRow> = BTreeMap::new();
         for it in connections {
+            let stats = stats_of(&it);
             let labels = [
                 ("protocol", it.protocol),
                 ("server", it.server.unwrap_or_default()),
@@ -69,11 +114,15 @@ impl ClientMetrics {
                 ("device", it.device.unwrap_or_default()),
             ];
             // A series must not appear twice.
-            let counts = rows.entry(labels).or_default();
+            let ClientRow { counts, latency } = rows.entry(labels).or_default();
             counts.requests += it.requests;
             counts.errors += it.errors;
             counts.read_bytes += it.read_bytes;
             counts.written_bytes += it.written_bytes;
+            if let Some(stats) = stats {
+                let classes = latency.iter_mut().zip(LATENCIES);
+                classes.for_each(|(sum, (_, of))| sum.add(ClientLatency::new(of(&stats))));
+            }
         }
         ClientMetrics { open: open.to_vec(), omitted, rows: rows.into_iter().collect() }
     }
@@ -99,21 +148,38 @@ impl ClientMetrics {
         ];
         for (name, help, value) in counters {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (labels, counts) in &self.rows {
+            for (labels, row) in &self.rows {
                 family
                     .encode_family(labels)?
-                    .encode_counter::<NoLabelSet, _, f64>(&value(counts), None)?;
+                    .encode_counter::<NoLabelSet, _, f64>(&value(&row.counts), None)?;
             }
         }
         let help = "Data that a connection has read or written";
         let mut family =
             encoder.encode_descriptor("client_bytes", help, None, MetricType::Counter)?;
-        for (labels, counts) in &self.rows {
+        for (labels, row) in &self.rows {
+            let counts = row.counts;
             for (op, bytes) in [("read", counts.read_bytes), ("write", counts.written_bytes)] {
                 let labels = [labels.as_slice(), &[("op", op.to_owned())]].concat();
                 family
                     .encode_family(&labels.as_slice())?
                     .encode_counter::<NoLabelSet, _, f64>(&bytes, None)?;
+            }
+        }
+        let help = "Time from submit to completion of the operations that a connection submitted";
+        let name = "client_latency_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, row) in &self.rows {
+            let classes = LATENCIES.iter().zip(&row.latency);
+            for ((op, _), latency) in classes.filter(|(_, latency)| latency.count > 0) {
+                let labels = [labels.as_slice(), &[("op", (*op).to_owned())]].concat();
+                let ClientLatency { sum_seconds, count, buckets } = latency;
+                family.encode_family(&labels.as_slice())?.encode_histogram::<NoLabelSet>(
+                    *sum_seconds,
+                    *count,
+                    buckets,
+                    None,
+                )?;
             }
         }
         Ok(())
@@ -122,6 +188,7 @@ impl ClientMetrics {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_sync::counter::bucket_of;
     use prometheus_client::collector::Collector;
     use prometheus_client::registry::Registry;
 
@@ -137,8 +204,16 @@ mod tests {
     }
 
     fn text(connections: Vec<ConnectionView>) -> String {
+        text_with(connections, |_| None)
+    }
+
+    fn text_with(
+        connections: Vec<ConnectionView>,
+        stats_of: impl Fn(&ConnectionView) -> Option<Stats>,
+    ) -> String {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Fixture(ClientMetrics::new(connections))));
+        let metrics = ClientMetrics::new(connections, stats_of);
+        registry.register_collector(Box::new(Fixture(metrics)));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         text
@@ -190,6 +265,69 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line}: {text}");
         }
+    }
+
+    /// The counters of channels with this many operations of each of these classes, of 2^17 ns.
+    fn stats(classes: [(LatencyOf, u64); 2]) -> Stats {
+        let mut stats = Stats::default();
+        for (of, count) in classes {
+            of(&mut stats)[bucket_of(1 << 17)] = count;
+        }
+        stats
+    }
+
+    type LatencyOf = fn(&mut Stats) -> &mut Vec<u64>;
+
+    #[test]
+    fn a_connection_has_the_latency_of_its_channels() {
+        let stats_of = |it: &ConnectionView| match it.id {
+            1 => Some(stats([(|it| &mut it.read_latency, 3), (|it| &mut it.flush_latency, 2)])),
+            // Two connections of one series.
+            2 => Some(stats([(|it| &mut it.write_latency, 4), (|it| &mut it.zone_latency, 1)])),
+            _ => None,
+        };
+        let connections =
+            vec![connection(1, 5), connection(2, 3), connection(2, 3), connection(3, 9)];
+        let text = text_with(connections, stats_of);
+        let value = |family: &str, id: u64, op: &str, le: &str| -> Option<f64> {
+            let found = text.lines().find(|line| {
+                let has = |label: &str, value: &str| line.contains(&format!("{label}=\"{value}\""));
+                line.starts_with(&format!("client_latency_seconds_{family}{{"))
+                    && has("connection", &id.to_string())
+                    && has("op", op)
+                    && (le.is_empty() || has("le", le))
+            })?;
+            found.rsplit_once(' ')?.1.parse().ok()
+        };
+        assert_eq!(value("count", 1, "read", ""), Some(3.0), "{text}");
+        assert_eq!(value("count", 1, "flush", ""), Some(2.0), "{text}");
+        let sum = value("sum", 1, "read", "").unwrap();
+        assert!((sum - 3.0 * 131_072e-9).abs() < 1e-12, "{sum}");
+        // Of the buckets, 2^17 ns is in the second.
+        for (le, count) in [("0.000065536", 0.0), ("0.001048576", 3.0), ("+Inf", 3.0)] {
+            assert_eq!(value("bucket", 1, "read", le), Some(count), "{le}: {text}");
+        }
+        assert_eq!(value("count", 2, "write", ""), Some(8.0), "{text}");
+        assert_eq!(value("bucket", 2, "write", "0.001048576"), Some(8.0), "{text}");
+        assert_eq!(value("count", 2, "zone", ""), Some(2.0), "{text}");
+        for (id, op) in [(1, "write"), (1, "discard"), (2, "read"), (3, "read")] {
+            assert_eq!(value("count", id, op, ""), None, "{id} {op}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_series_of_all_connections_are_bounded() {
+        let mut all = Stats::default();
+        let Stats { read_latency, write_latency, flush_latency, discard_latency, .. } = &mut all;
+        for latency in [read_latency, write_latency, flush_latency, discard_latency] {
+            latency[0] = 1;
+        }
+        all.zone_latency[0] = 1;
+        let count = CLIENTS_MAX as u64 + 2;
+        let connections = (0..count).map(|id| connection(id, id)).collect();
+        let text = text_with(connections, |_| Some(all.clone()));
+        let series = text.lines().filter(|line| line.starts_with("client_"));
+        assert_eq!(series.count(), 4992, "{text}");
     }
 
     /// The bug: two NBD servers number their connections alike. Connections of both were one
