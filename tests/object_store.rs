@@ -233,6 +233,10 @@ fn a_local_log_outlives_a_kill(program: S3Program) {
     kill(yard, &mut store);
     let mut other = serve_on(&store, &machines[1], "&ack=local");
     check(&other, "abc-");
+    let status = other.command(&["pool", "status", POOL]).ok();
+    assert!(status.out.contains(" UTC may be missing: the machine that had"), "{status}");
+    let status = other.command(&["status", "--json"]);
+    assert_eq!(status.json()["warnings"][0]["kind"], "writes_missing", "{status}");
     write(&other, 'e', 12288);
     other.signal("TERM");
     other.end();

@@ -5,7 +5,7 @@ use blockyard_volume_format::object::batch::{
     self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT, SUPERBLOCK,
 };
 use blockyard_volume_format::object::local_log::{self, GroupsEnd, LogFile};
-use blockyard_volume_format::object::manifest::{Manifest, Removal, Replay};
+use blockyard_volume_format::object::manifest::{LogMark, Manifest, Removal, Replay};
 use blockyard_volume_format::object::table::{self, TableExtent};
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
 
@@ -121,9 +121,10 @@ fn batch(input: &mut Input<'_>) {
         header(input, ObjectKind::Batch),
         input.choose(&[LaterBatches::Replayed, LaterBatches::Ignored]),
     );
-    batch::complete(&mut bytes, &header, later, &records);
+    let ended_ms = input.word();
+    batch::complete(&mut bytes, &header, (later, ended_ms), &records);
     match Batch::parse(&bytes) {
-        Ok(found) => assert_eq!(found, Batch { header, later, records }),
+        Ok(found) => assert_eq!(found, Batch { header, later, ended_ms, records }),
         Err(error) => assert!(error.to_string().starts_with("`batch`"), "{error}"),
     }
     damage(input, &mut bytes, |bytes| Batch::parse(bytes).is_ok());
@@ -160,6 +161,12 @@ fn manifest(input: &mut Input<'_>) {
         through: input.word(),
     };
     let replays: Vec<Replay> = (0..input.below(4)).map(|_| replay(input)).collect();
+    let log = |input: &mut Input<'_>| LogMark {
+        epoch: input.choose(&[1, 2, 3, u64::MAX]),
+        log: [input.byte(); 16],
+        since_ms: input.word(),
+    };
+    let logs: Vec<LogMark> = (0..input.below(3)).map(|_| log(input)).collect();
     let part = |input: &mut Input<'_>| (input.below(2) == 0).then(|| id(input));
     let manifest = Manifest {
         id: [input.byte(); 16],
@@ -171,6 +178,7 @@ fn manifest(input: &mut Input<'_>) {
         segments: input.choose(&[0, 1, 1024, 1025, u32::MAX]),
         superblock: (input.below(2) == 0).then(|| vec![input.byte(); input.below(200) as usize]),
         replays,
+        logs,
         parts: (0..input.below(3)).map(|_| part(input)).collect(),
         removals: (0..input.below(3))
             .map(|_| Removal {

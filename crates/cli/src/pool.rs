@@ -177,6 +177,14 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
     writeln!(out, "repair: {} blocks and pages in total", view.repaired)?;
     if let Some(upload) = &view.upload {
         writeln!(out, "upload: {}", uploading(upload))?;
+        if let Some(since) = upload.missing_since {
+            writeln!(
+                out,
+                "  lost: writes after {} UTC may be missing: the machine that had the pool \
+                 acknowledged them by its local log",
+                date(since)
+            )?;
+        }
     }
     writeln!(out, "copies: {}", view.copies.len().max(1))?;
     for copy in &view.copies {

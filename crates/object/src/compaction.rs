@@ -157,6 +157,10 @@ fn next_manifest(
     let ObjectHeader { epoch, .. } = state.header;
     let (first, through) = (state.acknowledged, state.acknowledged);
     manifest.replays = vec![Replay { epoch, first, through }];
+    manifest.logs.retain(|mark| mark.epoch == epoch);
+    for mark in &mut manifest.logs {
+        mark.since_ms = mark.since_ms.max(state.acknowledged_ms);
+    }
     let changed: BTreeSet<usize> =
         state.durable.changed().iter().map(|it| *it as usize / PART_SEGMENTS).collect();
     // Batches that were acknowledged during this compaction are not copied. The next compaction
@@ -243,6 +247,26 @@ async fn swap(journal: &Arc<Journal>, manifest: Manifest) -> Option<()> {
     state.current.retain_changed(|_| false);
     drop(state);
     Some(())
+}
+
+/// Removes the marks of local logs from the manifest of a journal that has ended: the object store
+/// has everything. An opener elsewhere may be faster, and a mark that stays costs a warning alone.
+pub(crate) async fn remove_marks(journal: &Journal) {
+    let (writer, mut e_tag, mut manifest) = {
+        let state = journal.state();
+        (state.header.writer, state.e_tag.clone(), state.manifest.clone())
+    };
+    // A compaction that was stopped may have replaced the manifest.
+    for _ in 0..2 {
+        manifest.logs.clear();
+        manifest.changes += 1;
+        let swapped = journal.client.swap(MANIFEST, &manifest.print().into(), &e_tag).await;
+        let Ok(Swapped::Changed(Some(other))) = swapped else { return };
+        match Manifest::parse(&other.bytes) {
+            Ok(found) if found.writer == writer => (manifest, e_tag) = (found, other.etag),
+            _ => return,
+        }
+    }
 }
 
 /// Writes an object whose name no other writer uses, until the object store has it.

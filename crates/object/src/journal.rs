@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockyard_store::remote::{Acknowledge, UploadStatus};
 use blockyard_volume_format::object::batch::{
@@ -126,6 +126,8 @@ struct Upload {
     state: UploadState,
     /// When its first record was added.
     since: Option<Instant>,
+    /// When it ended, in milliseconds since 1970.
+    ended_ms: u64,
 }
 
 /// The state of an upload.
@@ -150,6 +152,11 @@ pub(crate) struct State {
     uploads: VecDeque<Upload>,
     /// The number of the first batch that is not acknowledged.
     pub(crate) acknowledged: u64,
+    /// When the last acknowledged batch ended, in milliseconds since 1970; 0 without one.
+    pub(crate) acknowledged_ms: u64,
+    /// Since when writes may be missing that an earlier opener acknowledged by a log that this
+    /// opener does not have, in milliseconds since 1970.
+    pub(crate) missing_since_ms: Option<u64>,
     /// Every write.
     pub(crate) current: PoolImage,
     /// Every acknowledged write.
@@ -198,6 +205,8 @@ impl State {
             open: OpenBatch::new(),
             uploads: VecDeque::new(),
             acknowledged: 0,
+            acknowledged_ms: 0,
+            missing_since_ms: None,
             current: durable.clone(),
             durable,
             bodies: BTreeMap::new(),
@@ -269,11 +278,13 @@ impl State {
         let OpenBatch { mut bytes, records, since } =
             std::mem::replace(&mut self.open, OpenBatch::new());
         let header = ObjectHeader { kind: ObjectKind::Batch, number, ..self.header };
-        batch::complete(&mut bytes, &header, LaterBatches::Replayed, &records);
+        let ended_ms = now_ms();
+        batch::complete(&mut bytes, &header, (LaterBatches::Replayed, ended_ms), &records);
         let bytes = Bytes::from(bytes);
         self.keep_body(object, bytes.clone());
         self.uploads_bytes += bytes.len() as u64;
-        self.uploads.push_back(Upload { bytes, records, state: UploadState::Waiting, since });
+        let state = UploadState::Waiting;
+        self.uploads.push_back(Upload { bytes, records, state, since, ended_ms });
     }
 
     /// What the object store lacks, at the time `now`.
@@ -327,6 +338,7 @@ impl State {
             let Some(upload) = self.uploads.pop_front() else { return };
             let object = ObjectId::batch(self.header.epoch, self.acknowledged);
             self.acknowledged += 1;
+            self.acknowledged_ms = upload.ended_ms;
             self.uploads_bytes -= upload.bytes.len() as u64;
             self.behind_bytes += upload.bytes.len() as u64;
             self.durable.references.add(object, 0);
@@ -353,6 +365,12 @@ impl State {
     pub(crate) fn bodies_bytes(&self) -> u64 {
         self.bodies_bytes
     }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Whether what the object store lacks is within the limits, so that the local log acknowledges a
@@ -449,10 +467,20 @@ impl Journal {
         {
             self.upload_all(runtime, limits.close_time);
         }
-        self.state().failed.get_or_insert_with(|| "the pool is closed".into());
+        let mut state = self.state();
+        let is_complete = state.failed.is_none() && state.lag_bytes() == 0;
+        state.failed.get_or_insert_with(|| "the pool is closed".into());
+        drop(state);
         self.signal();
         let mut tasks = std::mem::take(&mut *self.tasks());
         runtime.block_on(tasks.shutdown());
+        if let Some((_, limits)) = &self.log
+            && is_complete
+            && !limits.close_time.is_zero()
+        {
+            let removal = compaction::remove_marks(self);
+            _ = runtime.block_on(async { tokio::time::timeout(limits.close_time, removal).await });
+        }
     }
 
     /// Uploads all batches. Says what is left after `time_max`.
@@ -509,6 +537,7 @@ impl Journal {
             waits: state.lag_waits,
             is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
             has_log_failed: state.has_log_failed,
+            missing_since_ms: state.missing_since_ms,
         }
     }
 

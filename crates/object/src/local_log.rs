@@ -16,11 +16,12 @@
 //! 3. After an error nothing is appended any more. From then on syncs wait for the object store.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use blockyard_core::owner_only;
+use blockyard_os::{AtomicFile, Replace};
 use blockyard_store::StoreError;
 use blockyard_volume_format::object::batch::{BatchRecord, LaterBatches};
 use blockyard_volume_format::object::local_log::{self as format, GroupsEnd, LogFile};
@@ -156,6 +157,33 @@ fn failed(directory: &Path) -> impl Fn(io::Error) -> BucketError {
 pub(crate) fn make_directory(directory: &Path) -> Result<(), BucketError> {
     let made = owner_only::create_dir_all_durably(directory);
     made.and_then(|()| owner_only::sync_names_above(directory, 4)).map_err(failed(directory))
+}
+
+/// The file with the identity of a directory, in 32 hexadecimal digits.
+const ID: &str = "id";
+
+/// The identity of a directory with a log; `None` if no log was written in it yet.
+pub(crate) fn identity(directory: &Path) -> Result<Option<[u8; 16]>, BucketError> {
+    match std::fs::read_to_string(directory.join(ID)) {
+        // With a damaged one, a new one is made, and what the old one stood for may be missing.
+        Ok(text) => Ok(u128::from_str_radix(&text, 16).ok().map(u128::to_be_bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(directory)(error)),
+    }
+}
+
+/// The identity of a directory, which is made if there is none, and durable.
+pub(crate) fn make_identity(directory: &Path) -> Result<[u8; 16], BucketError> {
+    if let Some(id) = identity(directory)? {
+        return Ok(id);
+    }
+    let make = || {
+        let id = blockyard_os::fresh_id()?;
+        let file = AtomicFile::create(&directory.join(ID), Replace::Any, &[])?;
+        write!(file.file(), "{:032x}", u128::from_be_bytes(id))?;
+        file.commit().map(|()| id)
+    };
+    make().map_err(failed(directory))
 }
 
 /// The epochs and numbers of the batches that have files in a directory, in ascending order.

@@ -18,14 +18,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockyard_volume_format::object::batch::{Batch, LaterBatches};
-use blockyard_volume_format::object::manifest::{Manifest, REPLAYS_MAX, Replay};
+use blockyard_volume_format::object::manifest::{LogMark, Manifest, REPLAYS_MAX, Replay};
 use blockyard_volume_format::object::{MANIFEST, ObjectHeader, ObjectId, ObjectKind, table};
 use bytes::Bytes;
 
 use crate::bucket_error::BucketError;
 use crate::client::{Created, ObjectClient, Swapped};
 use crate::image::PoolImage;
-use crate::journal::{State, apply_all};
+use crate::journal::{State, apply_all, now_ms};
 use crate::local_log;
 
 /// Batches and parts of the table that are read at once.
@@ -61,6 +61,7 @@ pub(crate) async fn make(
         segments: 0,
         superblock: None,
         replays: vec![Replay { epoch: 1, first: 0, through: 0 }],
+        logs: Vec::new(),
         parts: Vec::new(),
         removals: Vec::new(),
     };
@@ -120,15 +121,25 @@ pub(crate) async fn seal_if_empty(
     Ok(true)
 }
 
+/// The local log of an opener.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OwnLog {
+    /// The identity of its directory, if it has one. The object store has what earlier openers left
+    /// there.
+    pub(crate) id: Option<[u8; 16]>,
+    /// Whether it acknowledges syncs.
+    pub(crate) acknowledges: bool,
+}
+
 /// Opens a pool for use: fences the older openers, and replays their batches. `keep_bytes` is the
 /// length of batches that are not kept in memory.
 pub(crate) async fn open(
     client: &Arc<ObjectClient>,
     found: (Manifest, String),
-    writer: [u8; 16],
+    (writer, log): ([u8; 16], OwnLog),
     keep_bytes: usize,
 ) -> Result<State, BucketError> {
-    let (new, e_tag) = take_epoch(client, found, writer).await?;
+    let (new, e_tag) = take_epoch(client, found, (writer, log)).await?;
     let epoch = new.epoch;
     let header =
         ObjectHeader { kind: ObjectKind::Batch, pool: new.mark(), writer, epoch, number: 0 };
@@ -136,10 +147,30 @@ pub(crate) async fn open(
     let mut state = State::new(header, space, new, e_tag);
     let older = state.manifest.replays.clone();
     for replay in &older[..older.len() - 1] {
-        replay_epoch(client, &mut state, replay, Some(header), keep_bytes).await?;
+        let end = replay_epoch(client, &mut state, replay, Some(header), keep_bytes).await?;
+        tell_of_missing(client.title(), &mut state, &end);
     }
     state.current = state.durable.clone();
     Ok(state)
+}
+
+/// Says that writes may be missing, if the opener of an epoch has acknowledged syncs by a local log
+/// that this opener does not have.
+fn tell_of_missing(title: &str, state: &mut State, end: &EpochEnd) {
+    let Some(mark) = state.manifest.logs.iter().find(|mark| mark.epoch == end.epoch) else {
+        return;
+    };
+    let since_ms = mark.since_ms.max(end.ended_ms);
+    tracing::error!(
+        "{title}: the opener of epoch {} acknowledged syncs by a local log that this process does \
+         not have, and did not close the pool in order: writes that it acknowledged within the \
+         last {} s, after its batch {}, may be missing",
+        end.epoch,
+        now_ms().saturating_sub(since_ms).div_ceil(1000),
+        end.number
+    );
+    let before = state.missing_since_ms.unwrap_or(u64::MAX);
+    state.missing_since_ms = Some(since_ms.min(before));
 }
 
 /// Replaces the manifest by one with a new epoch. Returns it and its entity tag.
@@ -149,7 +180,7 @@ pub(crate) async fn open(
 async fn take_epoch(
     client: &Arc<ObjectClient>,
     (mut old, mut e_tag): (Manifest, String),
-    writer: [u8; 16],
+    (writer, log): ([u8; 16], OwnLog),
 ) -> Result<(Manifest, String), BucketError> {
     let (id, epoch) = (old.id, old.epoch.checked_add(1));
     // A caller that takes over an empty pool changes its capacity.
@@ -158,6 +189,9 @@ async fn take_epoch(
     loop {
         let mut new = Manifest { writer, epoch, changes: old.changes + 1, capacity_bytes, ..old };
         new.replays.push(Replay { epoch, first: 0, through: 0 });
+        new.logs.retain(|mark| Some(mark.log) != log.id);
+        let mark = log.id.filter(|_| log.acknowledges);
+        new.logs.extend(mark.map(|log| LogMark { epoch, log, since_ms: now_ms() }));
         if new.replays.len() > REPLAYS_MAX {
             return Err(BucketError::Exhausted { what: "epochs to replay" });
         }
@@ -194,7 +228,7 @@ pub(crate) async fn look(
         return Ok(None);
     };
     if let Some(directory) = log
-        && let Some(EpochEnd { epoch, number, is_sealed: false }) = ends.last().copied()
+        && let Some(EpochEnd { epoch, number, is_sealed: false, .. }) = ends.last().copied()
     {
         for (number, bytes) in local_log::left_after(directory, &state.manifest, (epoch, number))? {
             let object = ObjectId::batch(epoch, number);
@@ -253,6 +287,8 @@ struct EpochEnd {
     /// The number of the seal, or of the first batch that was not found.
     number: u64,
     is_sealed: bool,
+    /// When the last batch ended whose end is known, in milliseconds since 1970; 0 without one.
+    ended_ms: u64,
 }
 
 impl EpochEnd {
@@ -319,6 +355,7 @@ async fn replay_epoch(
 ) -> Result<EpochEnd, BucketError> {
     let (epoch, mut reads) = (replay.epoch, VecDeque::new());
     let (mut number, mut next) = (replay.first, replay.first);
+    let mut last_ms = 0;
     let is_sealed = loop {
         while reads.len() < AHEAD {
             let (client, object) = (client.clone(), ObjectId::batch(epoch, next));
@@ -344,22 +381,24 @@ async fn replay_epoch(
             }
         }
         let Some(bytes) = found else { break false };
-        if !replay_batch(state, object, bytes, keep_bytes)? {
+        let Some(batch) = replay_batch(state, object, bytes, keep_bytes)? else { break true };
+        last_ms = last_ms.max(batch.ended_ms);
+        if batch.later == LaterBatches::Ignored {
             break true;
         }
         number += 1;
     };
     reads.iter().for_each(tokio::task::JoinHandle::abort);
-    Ok(EpochEnd { epoch, number, is_sealed })
+    Ok(EpochEnd { epoch, number, is_sealed, ended_ms: last_ms })
 }
 
-/// Replays a batch. Returns false for a seal, and for a batch that ends its epoch.
+/// Replays a batch, and returns it; `None` for a seal.
 fn replay_batch(
     state: &mut State,
     object: ObjectId,
     bytes: Bytes,
     keep_bytes: usize,
-) -> Result<bool, BucketError> {
+) -> Result<Option<Batch>, BucketError> {
     let (header, _) = ObjectHeader::parse(&bytes)?;
     let is_ours = header.pool == state.header.pool
         && (header.epoch, header.number) == (object.epoch, object.number);
@@ -367,7 +406,7 @@ fn replay_batch(
         return Err(BucketError::Foreign { name: object.to_string() });
     }
     if header.kind == ObjectKind::Seal {
-        return Ok(false);
+        return Ok(None);
     }
     let batch = Batch::parse(&bytes)?;
     state.durable.references.add(object, 0);
@@ -376,5 +415,5 @@ fn replay_batch(
     if bytes.len() < keep_bytes {
         state.keep_body(object, bytes);
     }
-    Ok(batch.later == LaterBatches::Replayed)
+    Ok(Some(batch))
 }

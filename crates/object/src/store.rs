@@ -31,7 +31,7 @@ use crate::journal::{Journal, Lag, Located, State, SyncPoint};
 use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
 use crate::reads::BucketReads;
-use crate::recovery;
+use crate::recovery::{self, OwnLog};
 use crate::requests::Requests;
 
 /// Fewest segments of a pool. A smaller capacity is refused.
@@ -219,11 +219,16 @@ impl BucketStore {
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
         let cache = request.cache.map(open).transpose()?;
+        let mut own = OwnLog { id: None, acknowledges: settings.local.is_some() };
         if let Some(directory) = request.log {
             local_log::make_directory(directory)?;
             runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
+            own.id = match own.acknowledges {
+                true => Some(local_log::make_identity(directory)?),
+                false => local_log::identity(directory)?,
+            };
         }
-        let opening = recovery::open(&client, found, writer, settings.keep_bytes);
+        let opening = recovery::open(&client, found, (writer, own), settings.keep_bytes);
         let state = runtime.block_on(opening)?;
         let log = request.log.map(|directory| LocalLog::new(directory, state.header));
         let mut store = BucketStore::of(client, settings, (cache, log), state, runtime);

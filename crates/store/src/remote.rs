@@ -58,6 +58,9 @@ pub struct UploadStatus {
     /// Whether the local log could not be written: each sync waits for the remote storage until the
     /// pool is opened again.
     pub has_log_failed: bool,
+    /// Since when writes may be missing, in milliseconds since 1970: another opener acknowledged
+    /// them by a local log that this opener does not have.
+    pub missing_since_ms: Option<u64>,
 }
 
 /// Least limit of the lag, in bytes: some batches and the longest write.

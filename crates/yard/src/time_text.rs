@@ -1,4 +1,4 @@
-//! Times as people write them: `200us`, `5ms`, `10s`, `2m`.
+//! Times as people write them: `200us`, `5ms`, `10s`, `2m`, and dates.
 
 /// The units, longest first, and their lengths in nanoseconds.
 const UNITS: [(&str, u64); 6] = [
@@ -32,6 +32,27 @@ pub fn print(ns: u64) -> String {
         Some((name, unit)) => format!("{}{name}", ns / unit),
         None => "0s".to_owned(),
     }
+}
+
+/// A time in seconds since 1970 as date and time of day, in UTC: `2026-11-29 16:20`.
+pub fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}", second / 3600, second / 60 % 60)
+}
+
+/// The date, in the Gregorian calendar, of a day since 1970-01-01: year, month and day.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Count from March 1st of the year 0, so that a leap day is the last of its year; 400 years
+    // have 146,097 days.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

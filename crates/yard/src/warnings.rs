@@ -31,6 +31,8 @@ pub enum WarningKind {
     CopyBad,
     /// The last scrub of a pool found damage that it could not repair.
     ScrubDamage,
+    /// Writes to a pool in an object store may be missing that another machine acknowledged.
+    WritesMissing,
     /// The local log of a pool in an object store cannot be written.
     LocalLogFailed,
     /// The reservations of a pool exceed its space.
@@ -43,12 +45,13 @@ pub enum WarningKind {
 
 impl WarningKind {
     /// All kinds.
-    pub const ALL: [WarningKind; 9] = [
+    pub const ALL: [WarningKind; 10] = [
         WarningKind::PoolFill,
         WarningKind::NoSpace,
         WarningKind::PoolReadOnly,
         WarningKind::CopyBad,
         WarningKind::ScrubDamage,
+        WarningKind::WritesMissing,
         WarningKind::LocalLogFailed,
         WarningKind::Reservations,
         WarningKind::RamLimit,
@@ -63,6 +66,7 @@ impl WarningKind {
             WarningKind::PoolReadOnly => "pool_read_only",
             WarningKind::CopyBad => "copy_bad",
             WarningKind::ScrubDamage => "scrub_damage",
+            WarningKind::WritesMissing => "writes_missing",
             WarningKind::LocalLogFailed => "local_log_failed",
             WarningKind::Reservations => "reservations",
             WarningKind::RamLimit => "ram_limit",
@@ -76,7 +80,8 @@ impl WarningKind {
             WarningKind::NoSpace
             | WarningKind::PoolReadOnly
             | WarningKind::CopyBad
-            | WarningKind::ScrubDamage => true,
+            | WarningKind::ScrubDamage
+            | WarningKind::WritesMissing => true,
             WarningKind::PoolFill
             | WarningKind::LocalLogFailed
             | WarningKind::Reservations
@@ -90,7 +95,7 @@ impl WarningKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
     /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `copy_bad`, `scrub_damage`,
-    /// `local_log_failed`, `reservations`, `ram_limit` or `backup_failed`.
+    /// `writes_missing`, `local_log_failed`, `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.
     pub severity: String,

@@ -11,7 +11,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 /// When a hook is called.
@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) cut_after: u64,
     /// Whether the machine has no power any more. Its requests get no answer and take no effect.
     pub(crate) is_off: Option<Box<dyn Fn() -> bool + Send>>,
+    /// The number of answers to swaps of the manifest that come a minute late.
+    pub(crate) slow_swaps: u64,
     pub(crate) hook: Option<(Moment, Hook)>,
     pub(crate) requests: u64,
 }
@@ -58,8 +60,14 @@ enum Fault {
 
 impl Connection {
     pub(crate) fn new(store: &Arc<InMemory>) -> Connection {
-        let plan =
-            Plan { random: None, cut_after: u64::MAX, is_off: None, hook: None, requests: 0 };
+        let plan = Plan {
+            random: None,
+            cut_after: u64::MAX,
+            is_off: None,
+            slow_swaps: 0,
+            hook: None,
+            requests: 0,
+        };
         Connection { store: Arc::clone(store), plan: Arc::new(Mutex::new(plan)) }
     }
 
@@ -154,7 +162,17 @@ impl fmt::Display for Connection {
 #[async_trait]
 impl ObjectStore for Connection {
     async fn put_opts(&self, path: &Path, body: PutPayload, how: PutOptions) -> Result<PutResult> {
-        self.send(self.store.put_opts(path, body, how), true).await
+        let is_slow = matches!(how.mode, PutMode::Update(_)) && {
+            let mut plan = self.plan();
+            let left = plan.slow_swaps.checked_sub(1);
+            plan.slow_swaps = left.unwrap_or_default();
+            left.is_some()
+        };
+        let put = self.send(self.store.put_opts(path, body, how), true).await;
+        if is_slow {
+            pass(Duration::from_secs(60)).await;
+        }
+        put
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockyard_object::{
     BucketError, BucketSettings, BucketStore, LocalAcknowledgement, ObjectClient, Opening, Retries,
@@ -15,6 +15,7 @@ use blockyard_volume_format::object::batch::{
     self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT,
 };
 use blockyard_volume_format::object::local_log::LogFile;
+use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::segment_name;
 use object_store::memory::InMemory;
 use tempfile::TempDir;
@@ -22,7 +23,7 @@ use tokio::runtime::Runtime;
 
 use crate::connection::{Connection, pass};
 use crate::machine::{LAG_BYTES, formatted, local_settings, log_folder, runtime};
-use crate::storage::{make_superblock, names, object, open_read_only, replace, write};
+use crate::storage::{make_superblock, manifest, names, object, open_read_only, replace, write};
 
 /// The settings of a pool that compacts nothing.
 fn settings() -> BucketSettings {
@@ -71,11 +72,12 @@ impl Place {
         self.runtime.block_on(pass(time));
     }
 
-    /// The names of the files of the log.
+    /// The names of the files of the log, but that with the identity of the directory.
     fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.log()).unwrap();
         let mut names: Vec<String> =
             entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name != "id");
         names.sort();
         names
     }
@@ -377,7 +379,7 @@ fn a_late_batch_after_an_incomplete_one_is_ignored() {
     late.extend_from_slice(&[9; 512]);
     let operation = BatchOperation::Write { offset: 0, len: 512 };
     let records = [BatchRecord { file: 0, operation }];
-    batch::complete(&mut late, &header, LaterBatches::Replayed, &records);
+    batch::complete(&mut late, &header, (LaterBatches::Replayed, 0), &records);
     replace(&store, &ObjectId::batch(epoch, header.number).to_string(), late);
 
     for _ in 0..2 {
@@ -443,4 +445,113 @@ fn files_of_batches_that_were_uploaded_are_removed_again() {
         assert_eq!(segments(&pool), expected);
         assert_eq!(place.files(), [""; 0], "they are removed");
     }
+}
+
+/// The settings of a pool whose orderly close uploads everything.
+fn closing() -> BucketSettings {
+    let close_time = Duration::from_secs(10);
+    BucketSettings { local: Some(LocalAcknowledgement { close_time, ..limits() }), ..settings() }
+}
+
+fn missing_since_ms(pool: &BucketStore) -> Option<u64> {
+    pool.upload_status().missing_since_ms
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+/// The machine that had the pool is lost with its log. The time since when writes may be missing
+/// is between the end of the last batch that the object store has, and the first write after it.
+#[test]
+fn an_opening_without_the_log_says_since_when_writes_may_be_missing() {
+    for (uploads, compacts) in [(0, false), (3, false), (20, true)] {
+        let (store, place) = (with_superblock(), Place::new());
+        let connection = Connection::new(&store);
+        let short = if compacts { local_settings() } else { settings() };
+        let begin = now_ms();
+        let pool = place.open_with(&connection, short).unwrap();
+        for number in 0..uploads {
+            write(&pool, 0, number).unwrap();
+            place.pass(limits().upload_delay * 2);
+        }
+        assert_eq!(pool.lag().batches, 0);
+        connection.plan().cut_after = 0;
+        let end = now_ms();
+        write(&pool, 1, 1).unwrap();
+        drop(pool);
+        // Each opening says it until a compaction has removed the batches of that epoch.
+        for _ in 0..2 {
+            let object = BucketSettings { local: None, ..settings() };
+            let other = Place::new().open_with(&Connection::new(&store), object).unwrap();
+            let since = missing_since_ms(&other).expect("writes are missing");
+            assert!((begin..=end).contains(&since), "{since} is not in {begin} to {end}");
+        }
+        // A compaction keeps no mark of the epoch that it has made part of the table.
+        let compacting = BucketSettings { local: None, ..local_settings() };
+        let other = Place::new().open_with(&Connection::new(&store), compacting).unwrap();
+        (0..40).for_each(|number| write(&other, 0, number).unwrap());
+        drop(other);
+        assert_eq!(manifest(&store).logs, []);
+        let later = Place::new().open(&store);
+        assert_eq!(missing_since_ms(&later), None);
+    }
+}
+
+#[test]
+fn an_opening_with_the_log_says_nothing_and_neither_does_one_after_an_orderly_close() {
+    let (store, place) = (with_superblock(), Place::new());
+    stopped(&store, &place);
+    // The log is uploaded, also by an opening that has none itself.
+    let object = BucketSettings { local: None, ..settings() };
+    let pool = place.open_with(&Connection::new(&store), object).unwrap();
+    assert_eq!((missing_since_ms(&pool), manifest(&store).logs), (None, vec![]));
+    drop(pool);
+    let pool = place.open_with(&Connection::new(&store), closing()).unwrap();
+    write(&pool, 0, 1).unwrap();
+    assert_eq!(manifest(&store).logs.len(), 1);
+    drop(pool);
+    assert_eq!(manifest(&store).logs, []);
+    assert_eq!(missing_since_ms(&Place::new().open(&store)), None);
+}
+
+/// A close that could not upload everything keeps the mark, and so does one of a pool that another
+/// machine has taken over.
+#[test]
+fn a_close_without_the_uploads_keeps_the_mark() {
+    let (store, place) = (with_superblock(), Place::new());
+    let connection = Connection::new(&store);
+    let pool = place.open_with(&connection, closing()).unwrap();
+    connection.plan().cut_after = 0;
+    write(&pool, 0, 1).unwrap();
+    drop(pool);
+    assert_eq!(manifest(&store).logs.len(), 1);
+
+    let (first, second) = (Place::new(), Place::new());
+    let pool = first.open_with(&Connection::new(&store), closing()).unwrap();
+    let other = second.open(&store);
+    drop(pool);
+    let logs = manifest(&store).logs;
+    assert!(logs.iter().any(|mark| mark.epoch == other.epoch()), "{logs:?}");
+}
+
+/// The mark is removed although the manifest was replaced by a compaction that the close has
+/// stopped before its answer.
+#[test]
+fn a_close_during_a_compaction_removes_the_mark() {
+    let (store, place) = (with_superblock(), Place::new());
+    let connection = Connection::new(&store);
+    let compacting = BucketSettings { compact_batches: 3, ..closing() };
+    let pool = place.open_with(&connection, compacting).unwrap();
+    connection.plan().slow_swaps = 1;
+    for number in 0..3 {
+        write(&pool, 0, number).unwrap();
+        place.pass(limits().upload_delay * 2);
+    }
+    let before = manifest(&store);
+    assert_eq!((before.replays[0].first, before.logs.len()), (3, 1));
+    let expected = segments(&pool);
+    drop(pool);
+    assert_eq!(manifest(&store), Manifest { logs: vec![], changes: before.changes + 1, ..before });
+    assert_eq!(elsewhere(&store), expected);
 }

@@ -125,11 +125,12 @@ pub enum LaterBatches {
     Ignored,
 }
 
-/// Turns a payload, which begins at [`PAYLOAD_AT`], into a batch.
+/// Turns a payload, which begins at [`PAYLOAD_AT`], into a batch that ends at a time, in
+/// milliseconds since 1970 by the clock of its writer; 0 if that is unknown.
 pub fn complete(
     bytes: &mut Vec<u8>,
     header: &ObjectHeader,
-    later: LaterBatches,
+    (later, ended_ms): (LaterBatches, u64),
     records: &[BatchRecord],
 ) {
     let payload_bytes = bytes.len() - PAYLOAD_AT;
@@ -138,8 +139,7 @@ pub fn complete(
     }
     let (payload, printed) = bytes[PAYLOAD_AT..].split_at(payload_bytes);
     let crcs = [crc(payload), crc(printed)];
-    // How many batches the epoch has up to this one.
-    put_u64(bytes, 64, header.number.wrapping_add(1));
+    put_u64(bytes, 64, ended_ms);
     put_u64(bytes, 72, crcs[0]);
     put_u64(bytes, 80, crcs[1]);
     put_u32(bytes, 88, payload_bytes as u32);
@@ -157,6 +157,8 @@ pub struct Batch {
     pub header: ObjectHeader,
     /// Whether a replay continues after it.
     pub later: LaterBatches,
+    /// When it ended, in milliseconds since 1970 by the clock of its writer; 0 if that is unknown.
+    pub ended_ms: u64,
     /// The records.
     pub records: Vec<BatchRecord>,
 }
@@ -201,7 +203,7 @@ impl Batch {
                 return Err(FormatError::Field { what: WHAT, field, value, want });
             }
         };
-        Ok(Batch { header, later, records })
+        Ok(Batch { header, later, ended_ms: u64_at(head, 64), records })
     }
 }
 
@@ -228,7 +230,7 @@ mod tests {
     fn printed() -> Vec<u8> {
         let mut bytes = vec![0; PAYLOAD_AT];
         bytes.extend_from_slice(&[5; 612]);
-        complete(&mut bytes, &header(), LaterBatches::Ignored, &records());
+        complete(&mut bytes, &header(), (LaterBatches::Ignored, 1_700_000_000_123), &records());
         bytes
     }
 
@@ -239,7 +241,7 @@ mod tests {
             let write = BatchOperation::Write { offset: 0, len: len as u32 };
             let records = [BatchRecord { file: 0, operation: write }];
             let expected = len_bytes(bytes.len(), records.len());
-            complete(&mut bytes, &header(), LaterBatches::Replayed, &records);
+            complete(&mut bytes, &header(), (LaterBatches::Replayed, 0), &records);
             assert_eq!(bytes.len(), expected);
         }
     }
@@ -249,10 +251,15 @@ mod tests {
         let batch = Batch::parse(&printed()).unwrap();
         assert_eq!(
             batch,
-            Batch { header: header(), later: LaterBatches::Ignored, records: records() }
+            Batch {
+                header: header(),
+                later: LaterBatches::Ignored,
+                ended_ms: 1_700_000_000_123,
+                records: records()
+            }
         );
         let mut empty = vec![0; PAYLOAD_AT];
-        complete(&mut empty, &header(), LaterBatches::Replayed, &[]);
+        complete(&mut empty, &header(), (LaterBatches::Replayed, 0), &[]);
         assert_eq!(Batch::parse(&empty).unwrap().records, []);
     }
 
@@ -283,7 +290,7 @@ mod tests {
             complete(
                 &mut bytes,
                 &header(),
-                LaterBatches::Replayed,
+                (LaterBatches::Replayed, 0),
                 &[BatchRecord { file, operation }],
             );
             assert!(Batch::parse(&bytes).is_err(), "{file} {operation:?}");

@@ -141,12 +141,13 @@ impl LogFile {
         Ok(())
     }
 
-    /// The batch. If the file is complete and `later` is [`LaterBatches::Replayed`], it has the
-    /// bytes that the writer of the file sends to the object store.
+    /// The batch. If the file is complete and `later` is [`LaterBatches::Replayed`], it is the one
+    /// that the writer of the file sends to the object store, but for the time of its end, which
+    /// the file does not have.
     pub fn batch(&self, later: LaterBatches) -> Vec<u8> {
         let mut bytes = vec![0; PAYLOAD_AT];
         bytes.extend_from_slice(&self.payload);
-        batch::complete(&mut bytes, &self.header, later, &self.records);
+        batch::complete(&mut bytes, &self.header, (later, 0), &self.records);
         bytes
     }
 }
@@ -289,7 +290,7 @@ mod tests {
         let file = LogFile::parse(&bytes, ID).unwrap().unwrap();
         let (mut batch, all) = (vec![0; PAYLOAD_AT], expected(3, 0));
         batch.extend_from_slice(&all.payload);
-        batch::complete(&mut batch, &header(), LaterBatches::Replayed, &all.records);
+        batch::complete(&mut batch, &header(), (LaterBatches::Replayed, 0), &all.records);
         assert_eq!(file.batch(LaterBatches::Replayed), batch);
         let last = Batch::parse(&file.batch(LaterBatches::Ignored)).unwrap();
         assert_eq!((last.records, last.later), (all.records, LaterBatches::Ignored));

@@ -27,6 +27,19 @@ pub struct Replay {
     pub through: u64,
 }
 
+/// An epoch whose opener acknowledges syncs by a local log, and has not closed the pool in order.
+/// An opener without the log may lack writes that were acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogMark {
+    /// The epoch.
+    pub epoch: u64,
+    /// The random identity of the directory with the log.
+    pub log: [u8; 16],
+    /// The object store has what was written before this time, in milliseconds since 1970 by the
+    /// clock of the opener, also without the batches that are to be replayed.
+    pub since_ms: u64,
+}
+
 /// Objects with consecutive numbers that the manifest does not use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal {
@@ -107,6 +120,8 @@ pub struct Manifest {
     pub superblock: Option<Vec<u8>>,
     /// The epochs to replay, the oldest first; the last one is the newest opener's.
     pub replays: Vec<Replay>,
+    /// The marks of epochs to replay whose openers have a local log, the oldest first.
+    pub logs: Vec<LogMark>,
     /// The parts of the table; `None` for a part of zeros.
     pub parts: Vec<Option<ObjectId>>,
     /// The objects that wait for their removal, in the order in which they left the manifest.
@@ -131,6 +146,7 @@ impl Manifest {
             u32::from(self.superblock.is_some()),
             superblock.len() as u32,
             self.replays.len() as u32,
+            self.logs.len() as u32,
             self.parts.len() as u32,
             self.removals.len() as u32,
         ];
@@ -140,6 +156,11 @@ impl Manifest {
             [epoch, first, through]
                 .iter()
                 .for_each(|it| bytes.extend_from_slice(&it.to_le_bytes()));
+        }
+        for LogMark { epoch, log, since_ms } in &self.logs {
+            bytes.extend_from_slice(&epoch.to_le_bytes());
+            bytes.extend_from_slice(log);
+            bytes.extend_from_slice(&since_ms.to_le_bytes());
         }
         for part in &self.parts {
             match part {
@@ -197,6 +218,12 @@ impl Manifest {
         if epochs.last() != Some(&self.epoch) || !epochs.is_sorted_by(|one, next| one < next) {
             return wrong("epoch", self.epoch, "epochs in order, the newest last");
         }
+        let is_of_replay = |mark: &LogMark| epochs.binary_search(&mark.epoch).is_ok();
+        if !self.logs.iter().all(is_of_replay)
+            || !self.logs.is_sorted_by(|one, next| one.epoch < next.epoch)
+        {
+            return wrong("logs", self.logs.len() as u64, "epochs to replay, in order");
+        }
         Ok(())
     }
 }
@@ -210,11 +237,13 @@ fn fields(
     let capacity_bytes = reader.u64()?;
     let (segment_bytes, segments) = (reader.u32()?, reader.u32()?);
     let (has_superblock, superblock_bytes) = (reader.u32()?, reader.u32()?);
-    let (replay_count, part_count, removal_count) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (replay_count, log_count) = (reader.u32()?, reader.u32()?);
+    let (part_count, removal_count) = (reader.u32()?, reader.u32()?);
     let limits = [
         (has_superblock, 1),
         (superblock_bytes, if has_superblock == 0 { 0 } else { SUPERBLOCK_BYTES_MAX }),
         (replay_count, REPLAYS_MAX as u32),
+        (log_count, REPLAYS_MAX as u32),
         (part_count, SEGMENTS_MAX / PART_SEGMENTS as u32),
         (removal_count, REMOVALS_MAX as u32),
     ];
@@ -227,6 +256,11 @@ fn fields(
     for _ in 0..replay_count {
         let (epoch, first, through) = (reader.u64()?, reader.u64()?, reader.u64()?);
         replays.push(Replay { epoch, first, through });
+    }
+    let mut logs = Vec::new();
+    for _ in 0..log_count {
+        let (epoch, log) = (reader.u64()?, reader.take(16)?.try_into().ok()?);
+        logs.push(LogMark { epoch, log, since_ms: reader.u64()? });
     }
     let mut parts = Vec::new();
     for _ in 0..part_count {
@@ -258,6 +292,7 @@ fn fields(
         segments,
         superblock,
         replays,
+        logs,
         parts,
         removals,
     }))
@@ -266,6 +301,10 @@ fn fields(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mark(epoch: u64) -> LogMark {
+        LogMark { epoch, log: [7; 16], since_ms: 1_700_000_000_123 }
+    }
 
     fn manifest() -> Manifest {
         let part = ObjectId { kind: ObjectKind::Table, epoch: 2, number: 1 };
@@ -282,6 +321,7 @@ mod tests {
                 Replay { epoch: 8, first: 5, through: 6 },
                 Replay { epoch: 9, first: 0, through: 0 },
             ],
+            logs: vec![mark(8), mark(9)],
             parts: vec![None, Some(part)],
             removals: vec![Removal {
                 first: ObjectId::batch(1, 2),
@@ -346,6 +386,9 @@ mod tests {
             Manifest { segment_bytes: 0, ..manifest() },
             Manifest { epoch: 7, ..manifest() },
             Manifest { replays: vec![], ..manifest() },
+            Manifest { logs: vec![mark(7)], ..manifest() },
+            Manifest { logs: vec![mark(9), mark(8)], ..manifest() },
+            Manifest { logs: vec![mark(8), mark(8)], ..manifest() },
             Manifest { replays: vec![replay(9), replay(9)], ..manifest() },
         ] {
             assert!(Manifest::parse(&bad.print()).is_err(), "{bad:?}");

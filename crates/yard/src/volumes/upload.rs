@@ -27,6 +27,11 @@ pub struct UploadView {
     /// the pool is opened again.
     #[serde(default)]
     pub log_failed: bool,
+    /// Since when writes may be missing, in seconds since 1970 (UTC): another machine acknowledged
+    /// them by its local log, and did not upload them before this one took the pool over. Absent if
+    /// none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing_since: Option<u64>,
 }
 
 impl From<UploadStatus> for UploadView {
@@ -42,6 +47,7 @@ impl From<UploadStatus> for UploadView {
             waits: status.waits,
             waiting: status.is_waiting,
             log_failed: status.has_log_failed,
+            missing_since: status.missing_since_ms.map(|ms| ms / 1000),
         }
     }
 }

@@ -7,6 +7,7 @@ use super::{Condition, Level, WarningKind};
 use crate::backup::BackupView;
 use crate::ram::RamView;
 use crate::size::rounded;
+use crate::time_text::date;
 use crate::volumes::{CopyView, PoolView};
 
 /// How far a fill has to fall below its mark before the warning ends, in percentage points.
@@ -41,6 +42,7 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
         level,
         message,
     };
+    let missing_since = view.upload.as_ref().and_then(|upload| upload.missing_since);
     let damaged = view.last_scrub.map_or(0, |scrub| scrub.damaged);
     let bad: Vec<&CopyView> = view.copies.iter().filter(|copy| !copy.good).collect();
     let states: Vec<String> =
@@ -62,6 +64,15 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
             Level::of(damaged > 0),
             format!(
                 "the last scrub found {damaged} damaged blocks and pages that it could not repair"
+            ),
+        ),
+        condition(
+            WarningKind::WritesMissing,
+            Level::of(missing_since.is_some()),
+            format!(
+                "writes after {} UTC may be missing: the machine that had the pool acknowledged \
+                 them by its local log",
+                date(missing_since.unwrap_or_default())
             ),
         ),
         condition(
@@ -191,17 +202,30 @@ mod tests {
             copies: vec![CopyView { good: true, ..CopyView::default() }, bad],
             last_scrub: Some(LastScrubView { damaged: 3, ..LastScrubView::default() }),
             unused_reserved_bytes: 901,
-            upload: Some(UploadView { log_failed: true, ..UploadView::default() }),
+            upload: Some(UploadView {
+                log_failed: true,
+                missing_since: Some(1_764_519_600),
+                ..UploadView::default()
+            }),
             ..pool(100)
         };
         warnings.update(5, pool_conditions(&view, 80), &[]);
-        let all =
-            ["pool_read_only", "copy_bad", "scrub_damage", "local_log_failed", "reservations"];
+        let all = [
+            "pool_read_only",
+            "copy_bad",
+            "scrub_damage",
+            "writes_missing",
+            "local_log_failed",
+            "reservations",
+        ];
         assert_eq!(kinds(&warnings), all);
         assert_eq!(warnings.list()[1].message, "the copy at /b is stale");
         let status = StatusView::new(1, 1, warnings.list());
         assert_eq!((status.state.as_str(), status.warnings[3].kind.as_str()), ("critical", all[3]));
-        assert_eq!(status.warnings[3].severity, "warning");
+        let severities: Vec<&str> = status.warnings.iter().map(|it| it.severity.as_str()).collect();
+        assert_eq!(severities[3..], ["critical", "warning", "warning"]);
+        let message = &status.warnings[3].message;
+        assert!(message.starts_with("writes after 2025-11-30 16:20 UTC may be"), "{message}");
         let view = PoolView { unused_reserved_bytes: 901, ..pool(100) };
         warnings.update(6, pool_conditions(&view, 80), &[]);
         let status = StatusView::new(1, 1, warnings.list());
