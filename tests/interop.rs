@@ -17,6 +17,7 @@ mod dashboard;
 mod dashboard_pictures;
 mod dashboard_tables;
 mod engine;
+mod failover;
 mod file;
 mod fio;
 mod guides;

@@ -249,6 +249,87 @@ fn a_local_log_outlives_a_kill(program: S3Program) {
     assert!(!lost.out.is_empty(), "{lost}");
 }
 
+/// Rounds of the test of a standby; `BLOCKYARD_STANDBY_ROUNDS` sets another number.
+fn standby_rounds() -> u64 {
+    std::env::var("BLOCKYARD_STANDBY_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
+}
+
+/// A machine of its own, which is a standby of the pool.
+fn stand_by(store: &S3Server, more: &str) -> Yard {
+    let env = env_of(store);
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let uri = format!("volume:///v0?path={POOL}{more}");
+    let yard = Yard::serve_below(Place::new(), &env, &[&uri, "--standby"]);
+    assert!(!Path::new(&yard.socket()).exists(), "a standby listens for clients");
+    let status = yard.command(&["status"]).ok();
+    assert!(status.out.starts_with("OK: standby, 0 devices, 0 pools"), "{status}");
+    yard
+}
+
+/// The machine that has the pool is stopped, and a standby takes the pool over when the lease has
+/// run out. The stopped machine continues, and acknowledges nothing any more. A standby that is
+/// promoted takes the pool over from a machine that lives.
+fn a_standby_takes_over(program: S3Program) {
+    const LEASE: &str = "&lease=3000";
+    let folder = Place::new();
+    let Some(store) = program.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let write = |yard: &Yard, letter: char| {
+        let write = format!("h.pwrite(b'{letter}' * 4096, 0, nbd.CMD_FLAG_FUA)");
+        nbdsh(&yard.uri("v0"), &format!("import nbd\n{write}"));
+    };
+    let check = |yard: &Yard, letter: char| {
+        nbdsh(&yard.uri("v0"), &format!("assert h.pread(4096, 0) == b'{letter}' * 4096"));
+    };
+    for _ in 0..standby_rounds() {
+        // It is no standby: it stays when it has lost the pool.
+        let mut active = serve(&store, &format!("&pool_size=2G&size=64M{LEASE}"));
+        active.command(&["promote"]).fails().says(&["this yard is no standby"]);
+        let mut standby = stand_by(&store, LEASE);
+        standby.command(&["upgrade"]).fails().says(&["this yard is a standby"]);
+        write(&active, 'a');
+        active.signal("STOP");
+        standby.until_it_serves();
+        check(&standby, 'a');
+        write(&standby, 'b');
+        active.signal("CONT");
+        acknowledges_no_fua_write(&active);
+        active.signal("KILL");
+        active.end();
+
+        let mut next = stand_by(&store, LEASE);
+        next.command(&["promote"]).ok();
+        next.until_it_serves();
+        check(&next, 'b');
+        // It was a standby: it ends, so that its service manager makes it one again.
+        assert_eq!(standby.end().code(), Some(1), "{}", standby.complained());
+        let complained = standby.complained();
+        assert!(complained.contains("another opener has taken over the pool"), "{complained}");
+        next.signal("TERM");
+        assert!(next.end().success());
+    }
+    let mut standby = stand_by(&store, "");
+    standby.signal("TERM");
+    assert!(standby.end().success(), "{}", standby.complained());
+}
+
+#[test]
+fn a_standby_takes_over_with_minio() {
+    a_standby_takes_over(S3Program::Minio);
+}
+
+#[test]
+fn a_standby_takes_over_with_versitygw() {
+    a_standby_takes_over(S3Program::Versitygw);
+}
+
+#[test]
+fn a_standby_without_a_pool_in_an_object_store_is_refused() {
+    let (status, text) = Yard::try_serve(&["null:///n0?size=1M", "--standby"]).unwrap_err();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("standby: no device is a volume of a pool in an object store"), "{text}");
+}
+
 #[test]
 fn a_local_log_outlives_a_kill_with_minio() {
     a_local_log_outlives_a_kill(S3Program::Minio);

@@ -75,6 +75,13 @@ impl Yard {
         }
     }
 
+    /// Waits until a standby serves.
+    #[allow(dead_code)] // One of the programs that have this module asks for it.
+    pub(crate) fn until_it_serves(&mut self) {
+        let ended = self.look_for(|notice| notice.contains("READY=1"));
+        assert_eq!(ended, None, "{}", self.complained());
+    }
+
     /// As [`Yard::serve`], under a tracer that gives the server a process of its own.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn serve_below(place: Place, tracer: &[&str], devices: &[&str]) -> Yard {

@@ -148,6 +148,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Replace the program of a running yard while clients are connected
     Upgrade(crate::upgrade::UpgradeArgs),
+    /// Have a standby take over its pools, and serve them
+    Promote(TalkArgs),
     /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
     /// Record what a device does, in the format of blktrace
@@ -317,6 +319,10 @@ pub(crate) struct ServeArgs {
     /// Run a command by `sh -c`, and end with it
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,
+    /// Open and serve nothing until `blockyard promote`, or until the lease of a pool in an object
+    /// store has run out
+    #[arg(long)]
+    pub(crate) standby: bool,
     /// Write the process id to FILE once clients can connect
     #[arg(short = 'P', long, value_name = "FILE")]
     pub(crate) pidfile: Option<PathBuf>,

@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         Command::Show(args) => devices::show(&args, &mut out),
         Command::Add(args) => devices::add(&args, &mut out),
         Command::Remove(args) => devices::remove(&args, &mut out),
+        Command::Promote(talk) => status::promote(&talk, &mut out),
         Command::Connections(talk) => devices::connections(&talk, &mut out),
         Command::Upgrade(args) => upgrade::run(&args, &mut out),
         Command::Trace(args) => trace::run(&args, &mut out),

@@ -63,12 +63,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
         options.devices = inherited.devices().iter().map(|device| device.spec.clone()).collect();
         options.inherited = Some(Arc::new(inherited));
     }
-    let daemon = Daemon::start(&options).map_err(|error| {
-        if let Some(inherited) = &options.inherited {
-            inherited.refuse(&error);
-        }
-        start_failure(&args, error)
-    })?;
+    let Some(daemon) = start(&args, &options)? else { return Ok(ExitCode::SUCCESS) };
     daemon.upgrade().set_plan(upgrade_plan(&args, &options, program, &daemon));
     let pidfile = match (pidfile.map(UnwrittenPidfile::write).transpose(), &options.inherited) {
         (Err(failure), Some(_)) => {
@@ -103,6 +98,23 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     Ok(code)
 }
 
+/// Starts the daemon; `None` if a signal has ended a standby.
+fn start(args: &ServeArgs, options: &DaemonOptions) -> Result<Option<Daemon>, Failure> {
+    match Daemon::start(options) {
+        Ok(daemon) => Ok(Some(daemon)),
+        Err(DaemonError::Ended(signal)) => {
+            tracing::info!(signal, "ending");
+            Ok(None)
+        }
+        Err(error) => {
+            if let Some(inherited) = &options.inherited {
+                inherited.refuse(&error);
+            }
+            Err(start_failure(args, error))
+        }
+    }
+}
+
 /// The failure of a start. A device with an invalid parameter is an error of the command line if
 /// that names the device, and of the configuration otherwise.
 fn start_failure(args: &ServeArgs, error: DaemonError) -> Failure {
@@ -123,6 +135,9 @@ fn prepare(
     let is_activated = activation::is_activated().map_err(DaemonError::Activation)?;
     let activated = is_activated || incoming.is_some_and(ReceivedOffer::is_activated);
     let plan = plan(args, activated)?;
+    if plan.options.standby {
+        check_standby(args, &plan.options)?;
+    }
     Ok((plan, args.pidfile.as_deref().map(Pidfile::prepare).transpose()?))
 }
 
@@ -163,6 +178,12 @@ fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> Option<ExitCode
             Event::CommandDone(code) => return Some(ExitCode::from(code)),
             Event::StdioDone | Event::Unmounted => return Some(ExitCode::SUCCESS),
             Event::Upgraded => return None,
+            // A lease that ran out when the daemon was promoted at the same moment.
+            Event::Promoted | Event::LeaseRanOut => {}
+            Event::PoolLost if daemon.upgrade().begin_end() => {
+                return Some(ExitCode::from(Code::Failed as u8));
+            }
+            Event::PoolLost => {}
             // `Upgraded` follows, after the response to the request for the upgrade.
             Event::Signal(name) if !daemon.upgrade().begin_end() => daemon.upgrade().forward(name),
             Event::Signal(name) => {
@@ -334,15 +355,14 @@ fn plan(args: &ServeArgs, activated: bool) -> Result<ServePlan, Failure> {
         return Err(Failure::new(Code::Usage, message));
     }
     let (nvme, nvme_access) = nvme(args, config.nvme, config.nvme_access, control.is_some())?;
-    let nvme_discovery = nvme_discovery(args, config.nvme_discovery, &nvme)?;
     let metrics = http_place("metrics", args.metrics.clone().or(config.metrics))?;
     let (web, web_token_file) = web(args, config.web, config.web_token_file)?;
     let (fuse, fuse_allow_other) = fuse(args, config.fuse, config.fuse_allow_other)?;
     let options = DaemonOptions {
         devices: config.devices,
         nbd,
+        nvme_discovery: nvme_discovery(args, config.nvme_discovery, &nvme)?,
         nvme,
-        nvme_discovery,
         vhost: if args.vhost.is_empty() { config.vhost } else { args.vhost.clone() },
         ublk: if args.ublk.is_empty() { config.ublk } else { args.ublk.clone() },
         nvme_access,
@@ -357,10 +377,23 @@ fn plan(args: &ServeArgs, activated: bool) -> Result<ServePlan, Failure> {
         tls,
         nbd_memory: args.nbd_memory.or(config.nbd_memory),
         backups: config.backups,
+        standby: args.standby || config.standby,
         vhost_poll: args.vhost_poll.or(config.vhost_poll).unwrap_or(0),
         inherited: None,
     };
     Ok(ServePlan { options, temp })
+}
+
+/// Refuses a standby whose clients could connect before it serves.
+fn check_standby(args: &ServeArgs, options: &DaemonOptions) -> Result<(), Failure> {
+    let is_stdio = options.nbd.contains(&Endpoint::Stdio);
+    let why = match (args.run.is_some(), options.activated, is_stdio) {
+        (true, ..) => "the yard runs for a command (--run)",
+        (_, true, _) => "NBD is served on sockets of systemd, which accept clients already",
+        (.., true) => "NBD is served on standard input and output",
+        _ => return Ok(()),
+    };
+    Err(Failure::new(Code::Usage, format!("standby: {why}")))
 }
 
 fn add_devices(args: &ServeArgs, config: &mut Config) -> Result<(), Failure> {

@@ -35,6 +35,15 @@ pub(crate) fn run(talk: &TalkArgs, out: &mut impl Write) -> Result<ExitCode, Fai
     Ok(ExitCode::from(code(&status)))
 }
 
+/// Promotes a standby.
+pub(crate) fn promote(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let status = client(talk).promote()?;
+    match talk.json {
+        true => print_json(&status, out),
+        false => Ok(writeln!(out, "promoted: the yard takes its pools over")?),
+    }
+}
+
 fn code(status: &StatusView) -> u8 {
     match status.state.as_str() {
         "ok" => OK,
@@ -52,7 +61,8 @@ fn print(status: &StatusView, out: &mut impl Write) -> Result<(), Failure> {
         (0, others) => counted(others, "warning"),
         (critical, others) => format!("{critical} critical, {}", counted(others, "warning")),
     };
-    writeln!(out, "{}: {devices}, {pools}, {found}", status.state.to_uppercase())?;
+    let standby = if status.standby { "standby, " } else { "" };
+    writeln!(out, "{}: {standby}{devices}, {pools}, {found}", status.state.to_uppercase())?;
     for warning in &status.warnings {
         writeln!(
             out,

@@ -534,8 +534,10 @@ impl Journal {
             lag_ms: millis(lag.time),
             max_lag_bytes: limits.map_or(0, |limits| limits.lag_bytes_max),
             max_lag_ms: limits.map_or(0, |limits| millis(limits.lag_time_max)),
+            lease_ms: self.settings.lease.map_or(0, millis),
             waits: state.lag_waits,
             is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
+            has_failed: state.failed.is_some(),
             has_log_failed: state.has_log_failed,
             missing_since_ms: state.missing_since_ms,
         }
@@ -551,7 +553,7 @@ impl Journal {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_on(task, &self.handle);

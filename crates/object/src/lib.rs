@@ -18,6 +18,7 @@ mod compaction;
 pub mod cost;
 mod image;
 mod journal;
+mod lease;
 mod local_log;
 pub mod location;
 mod object_reader;
@@ -117,6 +118,8 @@ pub struct BucketSettings {
     pub cache_bytes: u64,
     /// How a sync is acknowledged by the local log; `None`: the object store acknowledges it.
     pub local: Option<LocalAcknowledgement>,
+    /// The length of the lease that an opener keeps; `None`: it has none.
+    pub lease: Option<Duration>,
 }
 
 /// Limits of acknowledgements by the local log.
@@ -158,6 +161,7 @@ impl Default for BucketSettings {
             outage_max: Duration::from_secs(600),
             cache_bytes: 4 << 30,
             local: None,
+            lease: None,
         }
     }
 }

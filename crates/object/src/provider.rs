@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockyard_store::remote::{
-    Acknowledge, RemoteFile, RemoteParameters, RemotePools, RemoteStore, UploadStatus,
+    Acknowledge, Lease, RemoteFile, RemoteParameters, RemotePools, RemoteStore, UploadStatus,
 };
 use blockyard_store::{
     EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
@@ -20,6 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::bucket_error::BucketError;
 use crate::client::{ObjectClient, Retries};
+use crate::lease;
 use crate::location::{Access, ObjectUri};
 use crate::store::{BucketFile, BucketStore, Opening, has_pool, pool_id};
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
@@ -174,6 +175,11 @@ impl RemotePools for Provider {
         read().map_err(|source| StoreError::Io { doing: doing(), source })
     }
 
+    fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError> {
+        let client = connect(path).map_err(|error| refused(path, error))?;
+        self.runtime()?.block_on(lease::read(&client)).map_err(|error| refused(path, error))
+    }
+
     fn open(
         &self,
         path: &str,
@@ -196,6 +202,8 @@ impl RemotePools for Provider {
             settings.cache_bytes = parameters.cache_bytes;
         }
         settings.local = local(parameters);
+        let lease = Some(parameters.lease_ms).filter(|ms| *ms > 0);
+        settings.lease = lease.map(Duration::from_millis);
         if let Some(local) = &settings.local {
             // What the object store lacks is in memory, too.
             let least = local.lag_bytes_max.saturating_add(settings.compact_bytes * 2);

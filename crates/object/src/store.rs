@@ -28,6 +28,7 @@ use crate::bucket_error::BucketError;
 use crate::cache::ObjectCache;
 use crate::client::ObjectClient;
 use crate::journal::{Journal, Lag, Located, State, SyncPoint};
+use crate::lease;
 use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
 use crate::reads::BucketReads;
@@ -234,6 +235,9 @@ impl BucketStore {
         let mut store = BucketStore::of(client, settings, (cache, log), state, runtime);
         store.writes = true;
         store.journal.begin(runtime);
+        if let Some(length) = settings.lease {
+            store.journal.spawn(lease::keep(Arc::clone(&store.journal), length));
+        }
         Ok(store)
     }
 

@@ -51,10 +51,15 @@ pub struct UploadStatus {
     pub max_lag_bytes: u64,
     /// The limit of `lag_ms`; 0 without a local log.
     pub max_lag_ms: u64,
+    /// The length of the lease; 0 without one.
+    pub lease_ms: u64,
     /// How often writes have waited because of the limits.
     pub waits: u64,
     /// Whether writes wait now.
     pub is_waiting: bool,
+    /// Whether nothing is acknowledged any more until the pool is opened again: another opener has
+    /// taken it over, or the remote storage has refused a write.
+    pub has_failed: bool,
     /// Whether the local log could not be written: each sync waits for the remote storage until the
     /// pool is opened again.
     pub has_log_failed: bool,
@@ -65,6 +70,19 @@ pub struct UploadStatus {
 
 /// Least limit of the lag, in bytes: some batches and the longest write.
 pub const MAX_LAG_BYTES_MIN: u64 = 16 << 20;
+
+/// Shortest lease, in milliseconds. It is renewed three times in its length, and a request may take
+/// a second.
+pub const LEASE_MS_MIN: u64 = 3000;
+
+/// The lease of a remote pool at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The random number of the opener.
+    pub opener: [u8; 16],
+    /// How often the opener has renewed it.
+    pub renewals: u64,
+}
 
 /// The parameters of a pool that only remote storage has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,6 +99,9 @@ pub struct RemoteParameters {
     pub max_lag_bytes: u64,
     /// Longest time for which only this machine has a write, in milliseconds; 0: the default.
     pub max_lag_ms: u64,
+    /// A standby may take the pool over if its opener has not renewed the lease for this time, in
+    /// milliseconds; 0: there is no lease.
+    pub lease_ms: u64,
     /// Take an existing pool over, although another machine may have it open. Without it an opening
     /// that could change the pool is refused.
     pub take_over: bool,
@@ -98,6 +119,7 @@ impl RemoteParameters {
             ("ack", self.acknowledge.map(|acknowledge| acknowledge.to_string())),
             ("max_lag", number(self.max_lag_bytes)),
             ("max_lag_time", number(self.max_lag_ms)),
+            ("lease", number(self.lease_ms)),
             ("cache", cache),
             ("cache_size", number(self.cache_bytes)),
             ("pool_size", number(self.capacity_bytes)),
@@ -128,6 +150,9 @@ impl RemoteParameters {
         {
             return refused(field, value, "none without ack=local");
         }
+        if (1..LEASE_MS_MIN).contains(&self.lease_ms) {
+            return refused("lease", self.lease_ms, "3s or more, or 0 for none");
+        }
         match self.max_lag_bytes {
             0 | MAX_LAG_BYTES_MIN.. => Ok(()),
             bytes => refused("max_lag", bytes, "16M or more, or 0 for the default"),
@@ -149,6 +174,12 @@ pub trait RemotePools: fmt::Debug + Send + Sync {
     /// # Errors
     /// If they cannot be read.
     fn superblock(&self, path: &str) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// The lease of the pool that any process may have open; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError>;
 
     /// Opens the storage of a pool, and makes it if there is none and `purpose` allows that.
     ///
@@ -235,6 +266,14 @@ pub fn register(provider: Box<dyn RemotePools>) {
 /// The URI in a path of a pool, if it is remote.
 pub fn uri_of(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| text.starts_with(SCHEME))
+}
+
+/// The lease of a remote pool, by its path.
+///
+/// # Errors
+/// If it cannot be read, or this program opens no remote pools.
+pub fn lease(path: &str) -> Result<Option<Lease>, StoreError> {
+    provider(path)?.lease(path)
 }
 
 /// Whether a path names a remote pool.

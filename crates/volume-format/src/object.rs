@@ -6,6 +6,7 @@
 //! | batch of writes, or seal | `batch/EPOCH/NUMBER` | never: created if there is none |
 //! | contents of a segment | `segment/EPOCH/NUMBER` | never |
 //! | part of the extent table | `table/EPOCH/NUMBER` | never |
+//! | lease | `lease` | by compare-and-swap |
 //!
 //! The header names the writer, a random number that each opener of the pool draws. So an opener
 //! whose request was answered ambiguously reads the object and knows whether it wrote it.
@@ -26,6 +27,9 @@ pub const HEADER_BYTES: usize = 64;
 
 /// The name of the manifest.
 pub const MANIFEST: &str = "manifest";
+
+/// The name of the lease.
+pub const LEASE: &str = "lease";
 
 /// The version of the objects that this program writes, and the only one that it reads.
 pub const VERSION: u16 = 1;
@@ -51,6 +55,8 @@ pub enum ObjectKind {
     Manifest,
     /// A file of the local log, which no object store has.
     LocalLog,
+    /// What the opener of a pool renews as long as it lives.
+    Lease,
 }
 
 impl ObjectKind {
@@ -63,6 +69,7 @@ impl ObjectKind {
             ObjectKind::Table => 4,
             ObjectKind::Manifest => 5,
             ObjectKind::LocalLog => 6,
+            ObjectKind::Lease => 7,
         }
     }
 
@@ -74,6 +81,7 @@ impl ObjectKind {
             ObjectKind::Table,
             ObjectKind::Manifest,
             ObjectKind::LocalLog,
+            ObjectKind::Lease,
         ]
         .into_iter()
         .find(|kind| kind.code() == code)
@@ -128,6 +136,7 @@ impl fmt::Display for ObjectId {
             ObjectKind::Segment => "segment",
             ObjectKind::Table => "table",
             ObjectKind::Manifest => return f.write_str(MANIFEST),
+            ObjectKind::Lease => return f.write_str(LEASE),
         };
         write!(f, "{folder}/{:016x}/{:016x}", self.epoch, self.number)
     }
@@ -222,8 +231,18 @@ impl ObjectHeader {
 
     /// A seal: an object of a header alone.
     pub fn seal(&self) -> Vec<u8> {
+        ObjectHeader { kind: ObjectKind::Seal, ..*self }.alone()
+    }
+
+    /// A lease; the number says how often it was renewed.
+    pub fn lease(&self) -> Vec<u8> {
+        ObjectHeader { kind: ObjectKind::Lease, ..*self }.alone()
+    }
+
+    /// An object that is only a header.
+    fn alone(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
-        ObjectHeader { kind: ObjectKind::Seal, ..*self }.put(&mut bytes, HEADER_BYTES);
+        self.put(&mut bytes, HEADER_BYTES);
         bytes
     }
 }

@@ -298,13 +298,15 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
         return differs("commit", wanted.to_string(), &commit);
     }
     if let Some(status) = directory.upload_status() {
-        let RemoteParameters { acknowledge, max_lag_bytes, max_lag_ms, .. } = config.remote;
+        let RemoteParameters { acknowledge, max_lag_bytes, max_lag_ms, lease_ms, .. } =
+            config.remote;
         if let Some(wanted) = acknowledge.filter(|it| *it != status.acknowledge) {
             return differs("ack", wanted.to_string(), &status.acknowledge);
         }
         for (field, wanted, is) in [
             ("max_lag", max_lag_bytes, status.max_lag_bytes),
             ("max_lag_time", max_lag_ms, status.max_lag_ms),
+            ("lease", lease_ms, status.lease_ms),
         ] {
             if wanted != 0 && wanted != is {
                 return differs(field, wanted.to_string(), &is);

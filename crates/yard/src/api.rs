@@ -38,6 +38,7 @@ use crate::process::ProcessView;
 use crate::ram::{self, BlocksQuery, BlocksView, HistogramsView, RamDone, RamRequest, RamView};
 use crate::scenario::ScenarioRuns;
 use crate::scheduler::{self, SchedulerRequest, SchedulerView};
+use crate::standby::Standby;
 use crate::streams::Streams;
 use crate::upgrade::Upgrade;
 use crate::view::{
@@ -100,6 +101,8 @@ pub struct Control {
     pub streams: Streams,
     /// The upgrade of the daemon.
     pub upgrade: Upgrade,
+    /// Whether the daemon waits as a standby.
+    pub standby: Standby,
     /// The scenarios of faults that run.
     pub(crate) scenarios: ScenarioRuns,
     /// The backup policies and their results.
@@ -121,7 +124,7 @@ const VHOST: &str = "vhost";
 const UBLK: &str = "ublk";
 
 /// Every path of the control socket, as `GET /v1` lists them.
-pub const PATHS: [&str; 43] = [
+pub const PATHS: [&str; 44] = [
     "/v1",
     "/v1/version",
     "/v1/devices",
@@ -162,6 +165,7 @@ pub const PATHS: [&str; 43] = [
     "/v1/ublk",
     "/v1/nbd-memory",
     "/v1/upgrade",
+    "/v1/promote",
     "/v1/stream",
     "/v1/history",
     "/metrics",
@@ -209,6 +213,7 @@ pub fn routes(control: Arc<Control>) -> Router {
         .route("/v1/vhost", get(vhost::list).post(vhost::listen).delete(vhost::unlisten))
         .route("/v1/ublk", get(ublk::list).post(ublk::add).delete(ublk::remove))
         .route("/v1/nbd-memory", get(nbd_memory))
+        .route("/v1/promote", post(promote))
         .route("/v1/stream", get(monitor::stream))
         .route("/v1/history", get(monitor::history))
         .route("/metrics", get(metrics))
@@ -305,6 +310,7 @@ impl From<YardError> for ErrorResponse {
                 | ZoneImageError::Zone { .. },
             )
             | YardError::NotUpgradable { .. }
+            | YardError::NotStandby
             | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
             YardError::Overloaded { .. }
             | YardError::Replays { .. }
@@ -871,6 +877,12 @@ async fn unlisten(State(control): Shared, asked: Asked) -> Answer<ListenerView> 
     blocking(move || control.nvme.unlisten(&control.devices, &place, force)).await
 }
 
+/// Ends the wait of a standby.
+async fn promote(State(control): Shared) -> Answer<StatusView> {
+    control.standby.promote()?;
+    status(State(control)).await
+}
+
 /// The warnings as they are now.
 async fn status(State(control): Shared) -> Answer<StatusView> {
     blocking(move || {
@@ -878,7 +890,8 @@ async fn status(State(control): Shared) -> Answer<StatusView> {
         let backups = control.backups.views();
         devices.look_for_warnings(&pools, &backups, blockyard_volume::admin::now());
         let warnings = devices.warnings().list();
-        let status = StatusView::new(devices.list().len(), pools.len(), warnings);
+        let mut status = StatusView::new(devices.list().len(), pools.len(), warnings);
+        status.standby = control.standby.is_waiting();
         Ok(status.with_backups(backups.iter().map(BackupStatusView::from).collect()))
     })
     .await

@@ -183,6 +183,14 @@ impl Client {
         self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, "/v1/upgrade", body)?)
     }
 
+    /// Has a standby open and serve its devices.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached, or is no standby.
+    pub fn promote(&self) -> Result<StatusView, ClientError> {
+        self.parse(self.exchange(Method::POST, "/v1/promote", Vec::new())?)
+    }
+
     /// All devices.
     ///
     /// # Errors

@@ -70,6 +70,8 @@ pub struct Config {
     pub fuse: Option<PathBuf>,
     /// Whether users other than the daemon's can access those files.
     pub fuse_allow_other: bool,
+    /// Whether the daemon is a standby.
+    pub standby: bool,
     /// The most bytes for the buffers of all NBD connections; `None` if the file does not set it.
     pub nbd_memory: Option<u64>,
     /// The percentage of the time in which the thread of each ring of a virtual machine may poll.

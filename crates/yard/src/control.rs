@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::api::{self, Control};
 use crate::cleanup_registry::CleanupRegistry;
+pub use crate::event::Event;
 use crate::http::{self, CLIENTS_MAX, Waits};
 use crate::monitor::{self, STREAMS_MAX};
 use crate::upgrade::incoming::Inherited;
@@ -32,21 +33,6 @@ const BLOCKING_THREADS: usize = 4 * CLIENTS_MAX + MONITOR_THREADS;
 /// The threads for samples, for reports of zones that streams ask for, and for requests at the web
 /// listener.
 const MONITOR_THREADS: usize = 1 + STREAMS_MAX + CLIENTS_MAX;
-
-/// An event that the daemon handles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A signal that asks the daemon to end, by name.
-    Signal(&'static str),
-    /// The client on standard input has disconnected.
-    StdioDone,
-    /// The file system that the daemon serves is no longer mounted.
-    Unmounted,
-    /// The command for which the daemon runs has ended, with this exit code.
-    CommandDone(u8),
-    /// Another process serves what this one served.
-    Upgraded,
-}
 
 /// The reason for which the control plane could not start.
 #[derive(Debug, thiserror::Error)]

@@ -14,6 +14,7 @@ use blockyard_nbd::{
     ACTIVATED, Adopted, BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server,
     ServerOptions, TlsConfig, TlsMode, UnixPlace,
 };
+use sd_notify::NotifyState;
 
 use crate::activation;
 use crate::api::Control;
@@ -26,6 +27,7 @@ use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
 use crate::spec::DeviceSpec;
 use crate::stack::Made;
+use crate::standby;
 use crate::ublk::{self, UblkError, UblkPlace};
 use crate::upgrade::Upgrade;
 use crate::upgrade::incoming::{Inherited, InheritedDevice, TakeOverError};
@@ -78,6 +80,9 @@ pub struct DaemonOptions {
     pub vhost_poll: u32,
     /// The backup policies.
     pub backups: Vec<config::BackupSettings>,
+    /// Whether the daemon is a standby: it opens and serves the devices when it is promoted, or
+    /// when the lease of a pool has run out.
+    pub standby: bool,
     /// What an earlier process has handed over.
     pub inherited: Option<Arc<Inherited>>,
 }
@@ -193,6 +198,15 @@ pub enum DaemonError {
     /// The files cannot be mounted.
     #[error("fuse: {0}")]
     Fuse(#[from] MountError),
+    /// A standby has no pool that another machine could serve.
+    #[error(
+        "standby: no device is a volume of a pool in an object store; expected one with \
+         path=s3://BUCKET/PREFIX"
+    )]
+    StandbyWithoutPool,
+    /// A signal ended a standby.
+    #[error("{0} ended the standby")]
+    Ended(&'static str),
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
@@ -234,6 +248,8 @@ pub struct Daemon {
     stdio: Option<JoinHandle<()>>,
     /// The thread that runs the backup policies.
     backups: Option<BackupThreads>,
+    /// Whether this daemon was a standby, so that its control plane runs already.
+    is_promoted: bool,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
@@ -280,6 +296,7 @@ impl Daemon {
             cleanup,
             stdio: None,
             backups: None,
+            is_promoted: false,
             events,
             sender,
         };
@@ -287,6 +304,12 @@ impl Daemon {
             daemon.mount(dir, options.fuse_allow_other)?;
         }
         daemon.devices.vhost().set_poll_percent(options.vhost_poll);
+        if options.standby && options.inherited.is_none() {
+            daemon.stand_by(options)?;
+        }
+        if options.standby {
+            daemon.shared.standby.end_after_loss(&daemon.sender);
+        }
         let bound = BoundPlaces {
             nbd: daemon.bind_nbd(options)?,
             vhost: daemon.bind_vhost(options)?,
@@ -299,6 +322,35 @@ impl Daemon {
         daemon.share_servers();
         daemon.start_backups(options)?;
         Ok(daemon)
+    }
+
+    /// Waits until this standby is to serve. Nothing listens but the control plane, so clients find
+    /// the daemon that serves.
+    fn stand_by(&mut self, options: &DaemonOptions) -> Result<(), DaemonError> {
+        let pools = standby::watched_pools(&options.devices);
+        if pools.is_empty() {
+            return Err(DaemonError::StandbyWithoutPool);
+        }
+        self.run_control(None)?;
+        self.is_promoted = true;
+        let names: Vec<&str> = pools.iter().map(|pool| pool.path.as_str()).collect();
+        let status = format!("standby of {}", names.join(", "));
+        tracing::info!("{status}");
+        // A missing service manager is no error.
+        let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        let event = self.shared.standby.wait(pools, (&self.sender, &self.events));
+        match event.map_err(DaemonError::Thread)? {
+            Event::Promoted => tracing::info!("promoted"),
+            Event::LeaseRanOut => {}
+            Event::Signal(name) => return Err(DaemonError::Ended(name)),
+            // No other event comes before the devices are served.
+            Event::StdioDone
+            | Event::Unmounted
+            | Event::CommandDone(_)
+            | Event::Upgraded
+            | Event::PoolLost => {}
+        }
+        Ok(())
     }
 
     /// Starts the threads that run the backup policies, if there are any.
@@ -320,7 +372,9 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let inherited = options.inherited.as_deref();
         let adopted = self.adopt(inherited, &mut bound.nbd)?;
-        self.run_control(inherited)?;
+        if !self.is_promoted {
+            self.run_control(inherited)?;
+        }
         for BoundNbd { server, is_stdio, .. } in bound.nbd {
             self.serve(server, is_stdio, &options.tls)?;
         }

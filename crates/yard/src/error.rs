@@ -205,6 +205,9 @@ pub enum YardError {
         /// The reasons.
         whys: Vec<String>,
     },
+    /// A daemon that is no standby was promoted.
+    #[error("cannot promote: this yard is no standby, or it has been promoted already")]
+    NotStandby,
     /// An upgrade failed; this process serves on, but without the devices that it has lost.
     #[error(
         "cannot upgrade: {what}; process {pid} serves on{}", without(lost),
@@ -633,6 +636,7 @@ fn device_code(error: &DeviceError) -> &'static str {
 /// The code of what a pool of volumes refused for no reason that other operations have too.
 fn volume_code(error: &VolumeError) -> &'static str {
     match error {
+        VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. } => "no_such_volume",
         VolumeError::Exists { .. } => "taken",
         VolumeError::Shrinks { .. } => "needs_force",
         VolumeError::NoSpace => "no_space",
@@ -738,11 +742,9 @@ impl YardError {
             ) => "busy",
             YardError::NotUpgradable { .. } => "not_upgradable",
             YardError::Upgrade { .. } => "upgrade_failed",
+            YardError::NotStandby => "not_standby",
             YardError::NoSuchPool { .. }
             | YardError::Volume(VolumeError::Store(StoreError::NoPool { .. })) => "no_such_pool",
-            YardError::Volume(VolumeError::NoSuchVolume { .. } | VolumeError::NoBase { .. }) => {
-                "no_such_volume"
-            }
             YardError::ZoneImage(ZoneImageError::NotEmpty { .. }) => "needs_force",
             YardError::Volume(error) => volume_code(error),
             YardError::Overloaded { .. } | YardError::Replays { .. } => "overloaded",

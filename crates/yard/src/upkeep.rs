@@ -174,11 +174,13 @@ pub(crate) async fn run(control: Arc<Control>) {
             _ = tick.tick() => {}
             () = control.upkeep.notified() => {}
         }
-        let (devices, backups) = (Arc::clone(&control.devices), control.backups.views());
+        let (shared, backups) = (Arc::clone(&control), control.backups.views());
         // The state of a pool asks its file system for its free space.
         let looked = tokio::task::spawn_blocking(move || {
-            let (pools, now_s) = (devices.pool_views(), now());
+            let (devices, now_s) = (&shared.devices, now());
+            let pools = devices.pool_views();
             devices.look_for_warnings(&pools, &backups, now_s);
+            shared.standby.look_for_loss(&pools);
             devices.due_scrubs(&pools, now_s)
         });
         // A panic was reported.

@@ -305,7 +305,7 @@ impl PoolView {
             outside_free_bytes: status.outside_free_bytes,
             used_bytes: status.used_bytes,
             available_bytes: status.available_bytes,
-            failed_read_only: status.latched,
+            failed_read_only: status.latched || status.upload.is_some_and(|it| it.has_failed),
             log_group: activity.number,
             log_recorded: activity.recorded,
             groups: activity.groups,

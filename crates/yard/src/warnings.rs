@@ -131,6 +131,9 @@ pub struct StatusView {
     pub devices: u64,
     /// The number of pools that are open.
     pub pools: u64,
+    /// Whether the daemon is a standby, which has not opened its devices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub standby: bool,
     /// The warnings, critical ones first, the oldest first.
     pub warnings: Vec<WarningView>,
     /// The backup policies, in the order of the configuration.
@@ -144,7 +147,7 @@ impl StatusView {
         warnings.sort_by_key(|it| (it.severity != CRITICAL, it.since));
         let state = warnings.first().map_or("ok", |worst| worst.severity.as_str()).to_owned();
         let (devices, pools) = (devices as u64, pools as u64);
-        StatusView { state, devices, pools, warnings, backups: Vec::new() }
+        StatusView { state, devices, pools, standby: false, warnings, backups: Vec::new() }
     }
 
     /// Replaces the backup policies of the status.

@@ -42,6 +42,7 @@ pub(crate) fn settings() -> BucketSettings {
         outage_max: Duration::from_secs(600),
         cache_bytes: 1 << 20,
         local: None,
+        lease: None,
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) const SECTIONS: [&str; 7] =
     ["serve", "tls", "nvme", "vhost", "ublk", "device", "backup"];
 pub(super) const BACKUP_KEYS: [&str; 8] =
     ["name", "pool", "volumes", "snapshots", "keep", "target", "timeout", "raw"];
-pub(super) const SERVE_KEYS: [&str; 12] = [
+pub(super) const SERVE_KEYS: [&str; 13] = [
     "nbd",
     "nvme",
     "nvme_discovery",
@@ -47,6 +47,7 @@ pub(super) const SERVE_KEYS: [&str; 12] = [
     "web_token_file",
     "fuse",
     "fuse_allow_other",
+    "standby",
 ];
 pub(super) const TLS_KEYS: [&str; 4] = ["mode", "certificates", "verify_peer", "allow"];
 pub(super) const NVME_KEYS: [&str; 7] =
@@ -157,6 +158,7 @@ impl ConfigReader<'_> {
                         config.fuse_allow_other = on;
                     }
                 }
+                "standby" => config.standby = self.switch("standby", value).unwrap_or(false),
                 other => self.unknown_key(key.span(), other, "[serve]", &SERVE_KEYS),
             }
         }

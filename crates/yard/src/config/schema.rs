@@ -136,6 +136,10 @@ fn serve() -> Value {
                 "oneOf": switch(),
                 "default": false,
             },
+            "standby": {
+                "description": "Whether the daemon waits for a promotion or the end of a lease",
+                "oneOf": switch(), "default": false,
+            },
         },
     })
 }

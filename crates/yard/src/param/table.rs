@@ -497,6 +497,13 @@ const VOLUME: &[Param] = &[
          30s",
     ),
     param(
+        "lease",
+        MILLIS,
+        "0",
+        "of a pool in an object store: a standby takes it over if the lease is not renewed for \
+         this time, 3s or more; 0: none",
+    ),
+    param(
         "key_file",
         PATH,
         "",

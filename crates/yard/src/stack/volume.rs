@@ -1,9 +1,10 @@
 //! Durable volumes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use blockyard_store::remote::{Acknowledge, RemoteParameters};
+use blockyard_store::remote::{Acknowledge, RemoteParameters, is_remote};
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::{Given, ZSTD_LEVEL};
 use blockyard_volume::{
@@ -83,6 +84,13 @@ pub(crate) fn pool_path(spec: &DeviceSpec) -> PathBuf {
     given.unwrap_or_else(|| paths::state_dir().join(spec.name()))
 }
 
+/// The path and the length of the lease of the pool of a volume, if an object store has it.
+pub(crate) fn remote_pool(spec: &DeviceSpec) -> Option<(String, Duration)> {
+    spec.kind().param("lease").ok()?;
+    let path = spec.text("path").filter(|path| is_remote(Path::new(path)))?;
+    Some((path, Duration::from_millis(spec.number("lease"))))
+}
+
 /// The commit mode, if it is given.
 fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
     let Some(text) = spec.text("commit") else { return Ok(None) };
@@ -135,6 +143,7 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
                 [spec.choice("ack")],
             max_lag_bytes: spec.number("max_lag"),
             max_lag_ms: spec.number("max_lag_time"),
+            lease_ms: spec.number("lease"),
             take_over: false,
         },
         secret: secret(spec)?,

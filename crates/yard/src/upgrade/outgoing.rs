@@ -74,6 +74,9 @@ pub(crate) fn run(control: &Control, request: &UpgradeRequest) -> Result<Upgrade
     if *state != UpgradeState::Serving {
         return Err(refused("the daemon ends"));
     }
+    if control.standby.is_waiting() {
+        return Err(refused("this yard is a standby, and serves nothing: restart it"));
+    }
     let plan = upgrade.plan.get().ok_or_else(|| refused("this yard is part of another program"))?;
     let program = match &request.program {
         Some(program) => checked(Path::new(program))?,

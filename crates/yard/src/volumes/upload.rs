@@ -19,6 +19,9 @@ pub struct UploadView {
     pub max_lag_bytes: u64,
     /// The limit of `lag_ms`; 0 without a local log.
     pub max_lag_ms: u64,
+    /// The length of the lease, which a standby watches; 0 without one.
+    #[serde(default)]
+    pub lease_ms: u64,
     /// How often writes have waited because of the limits, since the pool was opened.
     pub waits: u64,
     /// Whether writes wait now.
@@ -44,6 +47,7 @@ impl From<UploadStatus> for UploadView {
             lag_ms,
             max_lag_bytes,
             max_lag_ms,
+            lease_ms: status.lease_ms,
             waits: status.waits,
             waiting: status.is_waiting,
             log_failed: status.has_log_failed,
