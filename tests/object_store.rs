@@ -213,6 +213,9 @@ fn a_local_log_outlives_a_kill(program: S3Program) {
     assert!(bytes > 8192 && batches > 0, "{bytes} bytes in {batches} batches");
     let status = yard.command(&["pool", "status", POOL]).ok();
     assert!(status.out.contains("upload: ack=local, the object store lacks"), "{status}");
+    let status = yard.command(&["pool", "status", POOL, "--json"]).ok().json();
+    let puts = status[0]["upload"]["requests"]["puts"].as_u64();
+    assert!(puts.is_some_and(|puts| puts > 10), "the creation of a pool sends requests: {status}");
     kill(yard, &mut store);
 
     let listed = command_at(machines[0].path(), &store, &["volume", "list", POOL]).ok();

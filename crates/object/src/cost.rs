@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
+use blockyard_store::remote::RequestTotals;
 use serde::Serialize;
-
-use crate::requests::Requests;
 
 /// A month.
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -70,21 +69,17 @@ pub struct Month {
 }
 
 impl Month {
-    /// A month in which the store is used as in the time `over`, when these requests were counted.
-    pub fn of(requests: &Requests, over: Duration, stored_bytes: u64) -> Month {
-        let months = MONTH.as_secs_f64() / over.as_secs_f64().max(1.0);
-        let [put, get, sent, read] = [
-            requests.create.requests
-                + requests.swap.requests
-                + requests.put.requests
-                + requests.list.requests,
-            requests.get.requests,
-            requests.create.bytes + requests.swap.bytes + requests.put.bytes,
-            requests.get.bytes,
-        ]
-        .map(|count| count as f64 * months);
-        let stored_bytes = stored_bytes as f64;
-        Month { puts: put, gets: get, sent_bytes: sent, read_bytes: read, stored_bytes }
+    /// A month in which the store is used as in the time in which these requests were counted.
+    pub fn of(requests: &RequestTotals, stored_bytes: u64) -> Month {
+        let seconds = (requests.over_ms as f64 / 1000.0).max(1.0);
+        let of_month = |count: u64| count as f64 * MONTH.as_secs_f64() / seconds;
+        Month {
+            puts: of_month(requests.puts),
+            gets: of_month(requests.gets),
+            sent_bytes: of_month(requests.sent_bytes),
+            read_bytes: of_month(requests.read_bytes),
+            stored_bytes: stored_bytes as f64,
+        }
     }
 
     /// What the month costs, in US dollars: requests, transfer, storage.
@@ -143,7 +138,7 @@ impl Writes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::RequestCount;
+    use crate::requests::{RequestCount, Requests};
 
     fn near(value: f64, expected: f64) {
         assert!((value - expected).abs() < expected * 0.01, "{value}, expected {expected}");
@@ -179,7 +174,8 @@ mod tests {
 
     #[test]
     fn an_idle_pool_costs_its_storage_alone() {
-        let month = Month::of(&Requests::default(), Duration::from_secs(60), 100 << 30);
+        let none = Requests::default().totals(Duration::from_secs(60));
+        let month = Month::of(&none, 100 << 30);
         let cost = month.cost(&S3_STANDARD);
         assert_eq!((cost.requests, cost.transfer), (0.0, 0.0));
         near(cost.total(), 2.3);
@@ -196,7 +192,7 @@ mod tests {
             list: tally(1, 0),
             delete: tally(1000, 0),
         };
-        let month = Month::of(&requests, MONTH / 10, 0);
+        let month = Month::of(&requests.totals(MONTH / 10), 0);
         assert_eq!((month.puts, month.gets), (1160.0, 10_000.0));
         let cost = month.cost(&S3_EXPRESS);
         near(cost.requests, 1160.0 * 0.00113e-3 + 10_000.0 * 0.00003e-3);

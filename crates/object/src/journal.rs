@@ -70,6 +70,7 @@ pub(crate) struct Journal {
     /// Signalled at each acknowledgement, failure and end of a compaction, and when the log writer
     /// has work.
     changed: Notify,
+    opened: std::time::Instant,
     handle: Handle,
     /// The uploads and the compaction that run. Each has this journal, and so the cache.
     tasks: Mutex<JoinSet<()>>,
@@ -433,6 +434,7 @@ impl Journal {
             log: log.zip(settings.local).map(|(log, limits)| (Mutex::new(log), limits)),
             state: Mutex::new(state),
             changed: Notify::new(),
+            opened: std::time::Instant::now(),
             handle,
             tasks: Mutex::default(),
         }
@@ -535,6 +537,7 @@ impl Journal {
             max_lag_bytes: limits.map_or(0, |limits| limits.lag_bytes_max),
             max_lag_ms: limits.map_or(0, |limits| millis(limits.lag_time_max)),
             lease_ms: self.settings.lease.map_or(0, millis),
+            requests: self.client.requests().totals(self.opened.elapsed()),
             waits: state.lag_waits,
             is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
             has_failed: state.failed.is_some(),

@@ -1,5 +1,8 @@
 //! How many requests a client has sent, by kind.
 
+use std::time::Duration;
+
+use blockyard_store::remote::RequestTotals;
 use serde::Serialize;
 
 /// What a request does.
@@ -82,6 +85,18 @@ impl Requests {
             now.bytes -= before.bytes;
         }
         self
+    }
+
+    /// The sums that a bill has, of requests that were sent in the time `over`. Deletions are free.
+    pub fn totals(&self, over: Duration) -> RequestTotals {
+        let sent = [self.create, self.swap, self.put];
+        RequestTotals {
+            puts: sent.iter().map(|tally| tally.requests).sum::<u64>() + self.list.requests,
+            gets: self.get.requests,
+            sent_bytes: sent.iter().map(|tally| tally.bytes).sum(),
+            read_bytes: self.get.bytes,
+            over_ms: u64::try_from(over.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 
     /// All requests.

@@ -53,6 +53,8 @@ pub struct UploadStatus {
     pub max_lag_ms: u64,
     /// The length of the lease; 0 without one.
     pub lease_ms: u64,
+    /// The requests since the opening.
+    pub requests: RequestTotals,
     /// How often writes have waited because of the limits.
     pub waits: u64,
     /// Whether writes wait now.
@@ -66,6 +68,22 @@ pub struct UploadStatus {
     /// Since when writes may be missing, in milliseconds since 1970: another opener acknowledged
     /// them by a local log that this opener does not have.
     pub missing_since_ms: Option<u64>,
+}
+
+/// The requests that a process has sent to the remote storage of a pool since it opened the pool,
+/// repetitions included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestTotals {
+    /// PUTs and pages of listings.
+    pub puts: u64,
+    /// Reads.
+    pub gets: u64,
+    /// The bytes that were sent.
+    pub sent_bytes: u64,
+    /// The bytes that were read.
+    pub read_bytes: u64,
+    /// For how long the process has had the pool open, in milliseconds.
+    pub over_ms: u64,
 }
 
 /// Least limit of the lag, in bytes: some batches and the longest write.

@@ -37,7 +37,7 @@ pub use destroy::KeptView;
 pub use scrubbed::{DamageView, LastScrubView, ScrubLine, ScrubView};
 pub(crate) use streams::ReceiveQuery;
 pub use streams::{PartialReceiveView, ReceivedView};
-pub use upload::UploadView;
+pub use upload::{RequestsView, UploadView};
 
 /// A hold of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]

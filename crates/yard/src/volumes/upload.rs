@@ -1,7 +1,7 @@
 //! How a pool in an object store acknowledges syncs, and what the object store lacks, as the
 //! control API and the metrics show it.
 
-use blockyard_store::remote::UploadStatus;
+use blockyard_store::remote::{RequestTotals, UploadStatus};
 use serde::{Deserialize, Serialize};
 
 /// How a pool in an object store acknowledges syncs, and what the object store lacks.
@@ -22,6 +22,9 @@ pub struct UploadView {
     /// The length of the lease, which a standby watches; 0 without one.
     #[serde(default)]
     pub lease_ms: u64,
+    /// The requests since the pool was opened.
+    #[serde(default)]
+    pub requests: RequestsView,
     /// How often writes have waited because of the limits, since the pool was opened.
     pub waits: u64,
     /// Whether writes wait now.
@@ -37,6 +40,28 @@ pub struct UploadView {
     pub missing_since: Option<u64>,
 }
 
+/// The requests that a yard has sent to the object store of a pool, repetitions included.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RequestsView {
+    /// PUTs and pages of listings.
+    pub puts: u64,
+    /// Reads.
+    pub gets: u64,
+    /// The bytes that were sent.
+    pub sent_bytes: u64,
+    /// The bytes that were read.
+    pub read_bytes: u64,
+    /// For how long the pool has been open, in milliseconds.
+    pub over_ms: u64,
+}
+
+impl From<RequestTotals> for RequestsView {
+    fn from(totals: RequestTotals) -> RequestsView {
+        let RequestTotals { puts, gets, sent_bytes, read_bytes, over_ms } = totals;
+        RequestsView { puts, gets, sent_bytes, read_bytes, over_ms }
+    }
+}
+
 impl From<UploadStatus> for UploadView {
     fn from(status: UploadStatus) -> UploadView {
         let UploadStatus { lag_bytes, lag_batches, lag_ms, max_lag_bytes, max_lag_ms, .. } = status;
@@ -48,6 +73,7 @@ impl From<UploadStatus> for UploadView {
             max_lag_bytes,
             max_lag_ms,
             lease_ms: status.lease_ms,
+            requests: status.requests.into(),
             waits: status.waits,
             waiting: status.is_waiting,
             log_failed: status.has_log_failed,
