@@ -5,12 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockyard_testing::seed::Seed;
 use object_store::memory::InMemory;
 
 use crate::connection::{Connection, Moment};
 use crate::machine::{Blocks, History, LAG_BYTES, Machine, Step, draw, formatted, log_folder};
-use crate::recovery::rounds;
+use crate::recovery::each_round;
 
 /// A machine that stopped at some moment.
 #[derive(Clone, Debug)]
@@ -78,22 +77,14 @@ fn chain(random: &mut fastrand::Rng, has_faults: bool) -> usize {
 
 #[test]
 fn a_machine_finds_what_its_log_has_and_another_one_a_prefix() {
-    let seed = Seed::from_env();
     let mut losses = 0;
-    for round in 0..rounds(20) {
-        let _watch = seed.watch(&format!("round {round}"));
-        losses += chain(&mut seed.rng(round), false);
-    }
+    each_round(20, |random| losses += chain(random, false));
     assert!(losses > 0, "the object store never lacks anything: the test has no lag");
 }
 
 #[test]
 fn a_machine_finds_what_its_log_has_although_requests_fail() {
-    let seed = Seed::from_env();
-    for round in 0..rounds(10) {
-        let _watch = seed.watch(&format!("round {round}"));
-        chain(&mut seed.rng(round), true);
-    }
+    each_round(10, |random| _ = chain(random, true));
 }
 
 /// A workload that fills batches, compacts and discards, with pauses in which uploads go on.

@@ -16,6 +16,15 @@ pub(crate) fn rounds(default: u64) -> u64 {
     std::env::var("BLOCKYARD_OBJECT_ROUNDS").map_or(default, |rounds| rounds.parse().unwrap())
 }
 
+/// Runs rounds, each with its own random numbers.
+pub(crate) fn each_round(default: u64, mut run: impl FnMut(&mut fastrand::Rng)) {
+    let seed = Seed::from_env();
+    for round in 0..rounds(default) {
+        let _watch = seed.watch(&format!("round {round}"));
+        run(&mut seed.rng(round));
+    }
+}
+
 /// Machines open the pool one after the other, each with its own cache directory or none, and stop
 /// at any moment without closing. Each finds everything that was durable, and a prefix of the rest.
 fn chain(random: &mut fastrand::Rng, has_faults: bool) {
@@ -90,18 +99,10 @@ fn objects_that_nothing_needs_are_removed() {
 
 #[test]
 fn another_machine_finds_what_was_durable() {
-    let seed = Seed::from_env();
-    for round in 0..rounds(20) {
-        let _watch = seed.watch(&format!("round {round}"));
-        chain(&mut seed.rng(round), false);
-    }
+    each_round(20, |random| chain(random, false));
 }
 
 #[test]
 fn another_machine_finds_what_was_durable_although_requests_fail() {
-    let seed = Seed::from_env();
-    for round in 0..rounds(20) {
-        let _watch = seed.watch(&format!("round {round}"));
-        chain(&mut seed.rng(round), true);
-    }
+    each_round(20, |random| chain(random, true));
 }

@@ -2,6 +2,7 @@
 //! test decides about each batch.
 
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -65,6 +66,11 @@ pub(crate) fn with_segments(count: usize) -> Arc<InMemory> {
     }
     pool.sync_names().unwrap();
     store
+}
+
+/// Writes to four segments in turn, and syncs each write.
+fn write_each(pool: &BucketStore, numbers: Range<u8>) {
+    numbers.for_each(|number| write(pool, usize::from(number) % 4, number).unwrap());
 }
 
 /// Writes 512 bytes to a segment, in a batch of their own.
@@ -155,9 +161,7 @@ fn a_writer_that_waits_for_memory_goes_on_after_a_compaction() {
     drop(pool);
     // The batches that an opener replays take memory, too: more than the limit from the beginning.
     let pool = open(&store, idle());
-    for number in 0..40 {
-        write(&pool, usize::from(number) % 4, number).unwrap();
-    }
+    write_each(&pool, 0..40);
     let expected = contents(&pool);
     let pool = open(&store, limited);
     assert_eq!(contents(&pool), expected);
@@ -199,9 +203,7 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
     for moment in [Moment::After(1), Moment::Before(3), Moment::Before(5), Moment::Before(8)] {
         let store = with_segments(4);
         let pool = open(&store, idle());
-        for number in 0..10 {
-            write(&pool, usize::from(number) % 4, number).unwrap();
-        }
+        write_each(&pool, 0..10);
         drop(pool);
         let writer = open(&store, settings());
         write(&writer, 0, 1).unwrap();
@@ -209,9 +211,7 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
         let expected = Arc::new(Mutex::new(None));
         let result = Arc::clone(&expected);
         let run = move || {
-            for number in 10..60 {
-                write(&writer, usize::from(number) % 4, number).unwrap();
-            }
+            write_each(&writer, 10..60);
             *result.lock().unwrap() = Some(contents(&writer));
         };
         connection.plan().hook = Some((moment, Box::new(run)));
@@ -260,9 +260,7 @@ fn a_pool_is_opened_again_although_a_compaction_waits_for_the_store() {
 fn a_reader_says_that_the_writer_has_removed_what_it_reads() {
     let store = with_segments(4);
     let writer = open(&store, settings());
-    for number in 0..40 {
-        write(&writer, usize::from(number) % 4, number).unwrap();
-    }
+    write_each(&writer, 0..40);
     let reader = open_read_only(&store).unwrap();
     let read = |segment| {
         let file = reader.open(&segment_name(segment)).unwrap().unwrap();
@@ -270,9 +268,7 @@ fn a_reader_says_that_the_writer_has_removed_what_it_reads() {
         file.read_at(0, &mut bytes)
     };
     assert!((0..4).all(|segment| read(segment).is_ok()));
-    for number in 0..200 {
-        write(&writer, usize::from(number) % 4, number).unwrap();
-    }
+    write_each(&writer, 0..200);
     let errors: Vec<String> =
         (0..4).filter_map(|segment| read(segment).err()).map(|it| it.to_string()).collect();
     assert!(!errors.is_empty(), "no object was removed");
@@ -384,9 +380,7 @@ fn a_pool_is_taken_over_from_a_writer_that_compacts_it() {
     let (result, other) = (Arc::clone(&expected), Arc::clone(&store));
     let run = move || {
         let changes = manifest(&other).changes;
-        for number in 0..60 {
-            write(&writer, usize::from(number) % 4, number).unwrap();
-        }
+        write_each(&writer, 0..60);
         assert!(manifest(&other).changes > changes, "no compaction");
         *result.lock().unwrap() = Some((contents(&writer), writer));
     };
@@ -442,17 +436,13 @@ fn objects_are_removed_after_the_delay_and_not_before() {
     let hour = Duration::from_secs(3600);
     let pool = open(&store, BucketSettings { removal_delay: hour, ..settings() });
     let before = objects(&store)["batch"];
-    for number in 0..60 {
-        write(&pool, usize::from(number) % 4, number).unwrap();
-    }
+    write_each(&pool, 0..60);
     assert_eq!(objects(&store)["batch"], before + 60);
     let waiting: u32 = manifest(&store).removals.iter().map(|it| it.count).sum();
     assert!(waiting > 40, "{waiting} objects are to be removed");
     drop(pool);
     let pool = open(&store, settings());
-    for number in 0..20 {
-        write(&pool, usize::from(number) % 4, number).unwrap();
-    }
+    write_each(&pool, 0..20);
     let after = objects(&store)["batch"];
     assert!(after < 40, "{after} batches of {}", before + 80);
 }
