@@ -19,11 +19,14 @@ use blockyard_sync::tag_semaphore::TagSemaphore;
 /// Alignment of addresses and lengths, in bytes.
 pub const ALIGN: usize = 4096;
 
-/// Number of size classes that are cached: 4 KiB to 2 MiB, each twice the one before.
-const CLASSES: usize = 10;
+/// Number of size classes that are cached: 4 KiB to 4 MiB by powers of two, and from 12 KiB on one
+/// between each two. An encrypted block is a little longer than a power of two.
+const CLASSES: usize = 21;
 
-/// Most unused buffers that are cached per size class.
-const KEPT_MAX: usize = 64;
+/// Unused buffers of a size class are cached as long as they are a smaller part of the limit than
+/// this (1/4), or few.
+const KEPT_PART: u64 = 4;
+const KEPT_MIN: usize = 4;
 
 /// Buffers of at least this length, in bytes, lie in huge pages where the system has them. The disk
 /// then gets one address instead of hundreds: a write of 1 MiB takes four fifths of the time.
@@ -104,6 +107,8 @@ pub struct Memory {
     /// Memory left below the limit, in units of [`ALIGN`].
     budget: TagSemaphore,
     huge: bool,
+    /// Most bytes of unused buffers of a size class.
+    kept_bytes_max: u64,
     shelves: [SleepLock<Vec<Aligned>, { ranks::SHELF }>; CLASSES],
 }
 
@@ -113,13 +118,19 @@ impl Memory {
         let units = (limit_bytes / ALIGN as u64).clamp(1, u64::from(u32::MAX) / 2);
         let shelves = std::array::from_fn(|_| SleepLock::new(Vec::new()));
         let huge = limit_bytes >= HUGE_FROM_BYTES;
-        Arc::new(Memory { budget: TagSemaphore::new(units as u32), huge, shelves })
+        let (budget, kept_bytes_max) = (TagSemaphore::new(units as u32), limit_bytes / KEPT_PART);
+        Arc::new(Memory { budget, huge, kept_bytes_max, shelves })
     }
 
     /// The size class of a length: the rounded length in bytes and the index of its shelf.
     fn class(len: usize) -> (usize, usize) {
-        let len = len.next_multiple_of(ALIGN).next_power_of_two();
-        (len, (len / ALIGN).trailing_zeros() as usize)
+        let len = len.next_multiple_of(ALIGN);
+        let long = len.next_power_of_two();
+        let class = 2 * (long / ALIGN).trailing_zeros() as usize;
+        match long / 4 * 3 {
+            between if between >= len && between.is_multiple_of(ALIGN) => (between, class - 1),
+            _ => (long, class),
+        }
     }
 
     /// Takes a buffer, if the limit allows it.
@@ -154,8 +165,9 @@ impl Memory {
     /// Returns a part to its shelf, or frees it if the shelf is full.
     fn keep(&self, memory: Aligned) {
         let Some(shelf) = self.shelves.get(Memory::class(memory.len).1) else { return };
+        let count_max = KEPT_MIN.max((self.kept_bytes_max / memory.len as u64) as usize);
         let left = shelf.with(|shelf| {
-            if shelf.len() < KEPT_MAX {
+            if shelf.len() < count_max {
                 shelf.push(memory);
                 None
             } else {
@@ -297,6 +309,17 @@ mod tests {
         assert_eq!(scratch.first(10_000).len(), 10_000);
         assert_eq!(scratch.first(100).len(), 100);
         assert!(scratch.len() >= 10_000);
+    }
+
+    #[test]
+    fn lengths_are_rounded_up_to_their_classes() {
+        let pages = |pages: usize| (pages * ALIGN, Memory::class(pages * ALIGN));
+        for (len, (whole, class)) in (1..=1024).map(pages) {
+            assert!(whole >= len && whole % ALIGN == 0 && class < CLASSES, "{len}");
+            assert!(whole <= len / 2 * 3, "{len} in {whole}");
+            assert_eq!(Memory::class(whole), (whole, class), "a buffer returns to its shelf");
+        }
+        assert_eq!(Memory::class(16_896), (24 << 10, 5));
     }
 
     /// Parts of one huge page do not overlap, and the page stays allocated as long as one part
