@@ -7,7 +7,7 @@ use blockyard_volume_format::catalogue::{
     self, CatalogueImage, Change, Hold, Listed, ScrubRecord, VolumeMeta,
 };
 use blockyard_volume_format::entry::{ADDRESS_END, Codec, ENTRY_BYTES, Entry, STORED_MAX};
-use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind, Places};
 use blockyard_volume_format::key_slot::{Derivation, KeySlot};
 use blockyard_volume_format::label::{self, Joining, Label};
 use blockyard_volume_format::properties::Properties;
@@ -122,7 +122,7 @@ fn group(input: &mut Input<'_>) {
             let moves = kind == Kind::Move;
             Descriptor {
                 kind,
-                codec: input.choose(&[Codec::Raw, Codec::Lz4, Codec::Zstd]),
+                codec: input.choose(&[Codec::Raw, Codec::Lz4, Codec::Zstd, Codec::SealedRaw]),
                 volume: input.word() as u32,
                 to: if moves { input.word() % ADDRESS_END / 512 * 512 } else { 0 },
                 from: if moves { input.word() % ADDRESS_END / 512 * 512 } else { 0 },
@@ -137,6 +137,8 @@ fn group(input: &mut Input<'_>) {
             }
         })
         .collect();
+    let mut places = Places::default();
+    descriptors.iter().for_each(|it| _ = places.next(it, align));
     let head = Head {
         pool: input.word(),
         epoch: input.word(),
@@ -146,7 +148,7 @@ fn group(input: &mut Input<'_>) {
         next: input.word() as u32,
         count: count as u32,
         head_bytes: group::head_bytes(count, align),
-        payload_bytes: descriptors.iter().map(|it| it.payload_bytes(align)).sum(),
+        payload_bytes: places.payload_bytes(align) as u32,
     };
     let mut bytes = vec![0; head.head_bytes as usize];
     group::print(&head, &descriptors, &mut bytes);

@@ -61,7 +61,8 @@ const ZEROS: usize = 1 << 20;
 pub(crate) struct DirectoryStore {
     /// The open directory, in which names are looked up.
     open: Arc<File>,
-    direct: bool,
+    /// Alignment of direct I/O in bytes; `None` if files go through the page cache.
+    direct_align: Option<u32>,
     purpose: Purpose,
     /// The directory, locked until this is dropped, or until the process dies and its last write
     /// has reached the disk. `None` if the file system cannot lock a directory.
@@ -119,7 +120,7 @@ impl DirectoryStore {
             Err(TryLockError::WouldBlock) => return Err(in_use()),
             Err(TryLockError::Error(error)) => return Err(StoreError::io(doing("lock"))(error)),
         };
-        let direct = is_direct(&open, foreign.is_some());
+        let direct_align = direct_align(&open, foreign.is_some());
         let signs = purpose != Purpose::ReadOnly && lock.as_ref().is_some_and(|lock| is_ours(lock));
         if purpose != Purpose::ReadOnly && lock.is_some() && !signs {
             let shown = path.display();
@@ -129,7 +130,7 @@ impl DirectoryStore {
         let directory = DirectoryStore {
             _closes_all: ClosesAll(Arc::downgrade(&open)),
             open,
-            direct,
+            direct_align,
             purpose,
             itself,
             lock,
@@ -242,9 +243,14 @@ impl DirectoryStore {
         }
     }
 
+    /// Alignment of the offsets and lengths that the system reads and writes, in bytes.
+    pub(crate) fn io_align(&self) -> u32 {
+        self.direct_align.unwrap_or(file::ANY_ALIGN)
+    }
+
     /// Whether I/O bypasses the page cache.
     pub(crate) fn is_direct(&self) -> bool {
-        self.direct
+        self.direct_align.is_some()
     }
 
     /// Free bytes of the file system.
@@ -280,7 +286,7 @@ impl DirectoryStore {
     }
 
     fn flags(&self) -> OFlags {
-        let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let direct = if self.is_direct() { OFlags::DIRECT } else { OFlags::empty() };
         let access = if self.purpose == Purpose::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
         access | direct
     }
@@ -343,7 +349,8 @@ impl DirectoryStore {
         let (name, flags) = (segment_name(number as usize), self.flags());
         let file = OnDemand::new(&self.open, move |open| regular(open, &name, flags));
         let (len, blocks) = (found.st_size.cast_unsigned(), found.st_blocks.cast_unsigned());
-        Ok(Some(PoolFile::on_demand(file, number, len, blocks * BLOCK_BYTES < len)))
+        let file = PoolFile::on_demand(file, number, len, blocks * BLOCK_BYTES < len);
+        Ok(Some(file.aligned(self.io_align())))
     }
 
     pub(crate) fn create(&self, name: &str, len: u64) -> io::Result<PoolFile> {
@@ -353,7 +360,7 @@ impl DirectoryStore {
         if !reserve(&file, len)? {
             file.set_len(len)?;
         }
-        let file = PoolFile::of(file);
+        let file = PoolFile::of(file).aligned(self.io_align());
         write_zeros(&file, len)?;
         Ok(file)
     }
@@ -597,15 +604,15 @@ fn is_ours(lock: &File) -> bool {
 /// Flags to open a file for reading only, which does not block, whatever the file is.
 const LOOKING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK);
 
-/// Whether files of a directory can be opened for direct I/O. Some memory file systems refuse it;
-/// nothing survives a power cut there anyway. If the directory has other files, an unnamed file is
-/// opened for the test, which leaves nothing.
-fn is_direct(open: &File, is_foreign: bool) -> bool {
+/// The alignment of direct I/O in a directory in bytes; `None` if its files cannot be opened for
+/// direct I/O. Some memory file systems refuse it; nothing survives a power cut there anyway. If
+/// the directory has other files, an unnamed file is opened for the test, which leaves nothing.
+fn direct_align(open: &File, is_foreign: bool) -> Option<u32> {
     let opened = match is_foreign {
         false => at(open, LOCK, OFlags::RDONLY | OFlags::DIRECT),
         true => at(open, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT),
     };
-    opened.is_ok()
+    opened.ok().map(|file| file::direct_align(&file))
 }
 
 /// Opens a regular file in a directory. The open does not block if the name is something else, such

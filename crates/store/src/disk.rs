@@ -23,7 +23,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::buffer::{ALIGN, Buffer, Memory};
 use crate::error::StoreError;
-use crate::file::{OnDemand, Syncs};
+use crate::file::{self, OnDemand, Syncs};
 use crate::lock::Lock;
 use crate::lock_owner::LockOwner;
 use crate::{Layout, PoolFile, Purpose, StoreFile};
@@ -87,6 +87,8 @@ pub(crate) struct Disk {
     syncs: Arc<Syncs>,
     /// Logical sector size of the disk, in bytes.
     sector_bytes: u32,
+    /// Alignment of the offsets and lengths that the system reads and writes, in bytes.
+    io_align: u32,
     purpose: Purpose,
     /// Set when the layout of the pool, or of the pool to be made, is known.
     segment_bytes: OnceLock<u32>,
@@ -131,6 +133,11 @@ impl Disk {
             let wanted = format!("a disk with sectors of {ALIGN} bytes at most");
             return Err(StoreError::Invalid { field: "path", value, wanted });
         }
+        let io_align = match is_direct {
+            true if is_device => sector_bytes,
+            true => file::direct_align(&file),
+            false => file::ANY_ALIGN,
+        };
         let file = Arc::new(file);
         let disk = Disk {
             path: path.to_owned(),
@@ -141,6 +148,7 @@ impl Disk {
             is_direct,
             syncs: Arc::default(),
             sector_bytes,
+            io_align,
             purpose,
             segment_bytes: OnceLock::new(),
             is_pool: OnceLock::new(),
@@ -193,6 +201,7 @@ impl Disk {
     fn part(&self, base: u64, len: u64) -> PoolFile {
         let syncs = (!self.is_direct).then_some(&self.syncs);
         PoolFile::part((&self.parts, self.file.as_raw_fd() as u32), base, len, syncs)
+            .aligned(self.io_align)
     }
 
     /// The current length in bytes: the disk may have grown.
@@ -205,6 +214,11 @@ impl Disk {
     /// The lock of the disk.
     pub(crate) fn lock(&self) -> &Arc<Lock> {
         &self.lock
+    }
+
+    /// Alignment of the offsets and lengths that the system reads and writes, in bytes.
+    pub(crate) fn io_align(&self) -> u32 {
+        self.io_align
     }
 
     /// Whether I/O bypasses the page cache.

@@ -19,9 +19,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockyard_sync::rcu_cell::RcuCell;
+use blockyard_volume_format::UNIT;
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::ReadWriteFlags;
 use rustix::process::{Resource, getrlimit};
 
+use crate::buffer::{ALIGN, Memory};
 use crate::remote::RemoteFile;
 use crate::{Pin, StoreFile};
 
@@ -30,6 +33,22 @@ const PARTS_MAX: usize = 1024;
 
 /// The type that `statfs` reports for a FUSE file system (`FUSE_SUPER_MAGIC` of linux/magic.h).
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
+
+/// The alignment of offsets and lengths of the page cache and of remote storage, in bytes.
+pub(crate) const ANY_ALIGN: u32 = 1;
+
+/// The alignment of offsets and lengths that direct I/O on an open file needs, in bytes: 512 to
+/// 4096, a power of two. Where the system does not report it, the file may need the longest.
+pub(crate) fn direct_align(file: &File) -> u32 {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    found
+        .filter(|it| it.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
+        .map(|it| it.stx_dio_offset_align)
+        // statx(2): 0 means that this file has no direct I/O.
+        .filter(|align| align.is_power_of_two() && *align <= ALIGN as u32)
+        .map(|align| align.max(UNIT as u32))
+        .unwrap_or(ALIGN as u32)
+}
 
 /// How an open file is obtained.
 #[derive(Clone, Debug)]
@@ -87,6 +106,9 @@ pub struct PoolFile {
     is_sparse: bool,
     /// Shared sync state, for parts that use the page cache.
     syncs: Option<Arc<Syncs>>,
+    /// Alignment of the offsets and lengths that the system reads, in bytes. Other ranges are read
+    /// together with the bytes around them, through other memory.
+    io_align: u32,
 }
 
 /// Serialises the syncs of a shared descriptor. The system reports a failed write-back only to the
@@ -117,7 +139,8 @@ impl PoolFile {
     /// A whole file that other owners have open too.
     pub(crate) fn sharing(file: &Arc<File>) -> PoolFile {
         let source = Source::Open(Arc::clone(file));
-        PoolFile { source, base: 0, len: None, is_sparse: false, syncs: None }
+        let io_align = ANY_ALIGN;
+        PoolFile { source, base: 0, len: None, is_sparse: false, syncs: None, io_align }
     }
 
     /// A whole file of `len` bytes that is opened when it is needed; `number` identifies it.
@@ -127,14 +150,19 @@ impl PoolFile {
         len: u64,
         is_sparse: bool,
     ) -> PoolFile {
-        let source = Source::OnDemand(file, number);
-        PoolFile { source, base: 0, len: Some(len), is_sparse, syncs: None }
+        let (source, io_align) = (Source::OnDemand(file, number), ANY_ALIGN);
+        PoolFile { source, base: 0, len: Some(len), is_sparse, syncs: None, io_align }
+    }
+
+    /// Sets the alignment of the offsets and lengths that the system reads, in bytes.
+    pub(crate) fn aligned(self, io_align: u32) -> PoolFile {
+        PoolFile { io_align, ..self }
     }
 
     /// A file of a remote pool.
     pub(crate) fn remote(file: Arc<dyn RemoteFile>) -> PoolFile {
-        let source = Source::Remote(file);
-        PoolFile { source, base: 0, len: None, is_sparse: false, syncs: None }
+        let (source, io_align) = (Source::Remote(file), ANY_ALIGN);
+        PoolFile { source, base: 0, len: None, is_sparse: false, syncs: None, io_align }
     }
 
     /// How the file is obtained.
@@ -150,8 +178,9 @@ impl PoolFile {
         len: u64,
         syncs: Option<&Arc<Syncs>>,
     ) -> PoolFile {
-        let source = Source::OnDemand(Arc::clone(disk), number);
-        PoolFile { source, base, len: Some(len), is_sparse: false, syncs: syncs.cloned() }
+        let (source, io_align) = (Source::OnDemand(Arc::clone(disk), number), ANY_ALIGN);
+        let syncs = syncs.cloned();
+        PoolFile { source, base, len: Some(len), is_sparse: false, syncs, io_align }
     }
 
     /// Whether the file system is FUSE. There the kernel passes the durability of a write as a flag
@@ -167,6 +196,24 @@ impl PoolFile {
     pub(crate) fn source_offset(&self, offset: u64) -> u64 {
         debug_assert!(self.len.is_none_or(|len| offset < len), "{offset} of {:?}", self.len);
         self.base + offset
+    }
+
+    /// Whether the system reads `len` bytes at an offset.
+    #[inline]
+    pub(crate) fn is_aligned(&self, offset: u64, len: usize) -> bool {
+        (offset | len as u64) & u64::from(self.io_align - 1) == 0
+    }
+
+    /// Reads the shortest aligned range that contains the wanted one.
+    #[cold]
+    fn read_around(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let align = u64::from(self.io_align);
+        let from = offset / align * align;
+        let len = (offset + into.len() as u64).next_multiple_of(align) - from;
+        let mut bytes = Memory::new(len).take_beyond(len as usize);
+        self.source.get(Use::Read)?.read_exact_at(&mut bytes, self.source_offset(from))?;
+        into.copy_from_slice(&bytes[(offset - from) as usize..][..into.len()]);
+        Ok(())
     }
 
     /// Writes slices contiguously.
@@ -207,6 +254,9 @@ impl StoreFile for PoolFile {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         if let Source::Remote(file) = &self.source {
             return file.read_at(offset, into);
+        }
+        if !self.is_aligned(offset, into.len()) {
+            return self.read_around(offset, into);
         }
         self.source.get(Use::Read)?.read_exact_at(into, self.source_offset(offset))
     }

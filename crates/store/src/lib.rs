@@ -421,6 +421,12 @@ pub trait SegmentStore: SegmentFiles + StoreLocation {
         true
     }
 
+    /// Alignment of the offsets and lengths that the storage reads without further memory, in
+    /// bytes: a power of two up to 4096.
+    fn io_align(&self) -> u32 {
+        1
+    }
+
     /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,
     /// a free file, to measure the speed.
     fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> Self::LogWriter;
@@ -439,7 +445,9 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     /// If the system does not report it.
     fn len(&self) -> io::Result<u64>;
 
-    /// Reads. If the file is open for direct I/O, offset, length and memory must be aligned.
+    /// Reads. Offset and length are multiples of 512 bytes; [`SegmentStore::io_align`] says which
+    /// are read without further memory. If the file is open for direct I/O, the memory must be
+    /// aligned.
     ///
     /// # Errors
     /// If the read fails, or the file ends before.

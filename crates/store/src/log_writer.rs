@@ -60,7 +60,7 @@ pub struct Stored {
     pub crc: u64,
 }
 
-/// The blocks of a write, as they go into the log.
+/// The blocks of a write, as they go into the log: either all are encrypted or none is.
 #[derive(Debug)]
 pub struct Payload {
     buffer: Buffer,
@@ -70,6 +70,10 @@ pub struct Payload {
 impl Payload {
     /// A payload of blocks that are contiguous in a buffer.
     pub fn new(buffer: Buffer, blocks: Vec<Stored>) -> Payload {
+        debug_assert!(
+            blocks.windows(2).all(|two| two[0].codec.is_sealed() == two[1].codec.is_sealed()),
+            "either all blocks are encrypted or none is"
+        );
         Payload { buffer, blocks }
     }
 
@@ -77,6 +81,12 @@ impl Payload {
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer
+    }
+
+    /// Whether the blocks are encrypted.
+    #[inline]
+    pub fn is_sealed(&self) -> bool {
+        self.blocks.first().is_some_and(|block| block.codec.is_sealed())
     }
 
     /// How each block is stored.

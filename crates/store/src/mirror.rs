@@ -91,7 +91,7 @@ use blockyard_volume_format::label::{
 };
 use blockyard_volume_format::superblock;
 
-use crate::buffer::Memory;
+use crate::buffer::{ALIGN, Memory};
 use crate::file::is_short;
 use crate::{
     EventFd, GoodCopies, Layout, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
@@ -686,6 +686,12 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
 
     fn reports_sync_error_to_all(&self) -> bool {
         self.0.members().written().all(|it| it.directory().reports_sync_error_to_all())
+    }
+
+    fn io_align(&self) -> u32 {
+        let members = self.0.members();
+        let aligns = members.written().map(|it| it.directory().io_align());
+        aligns.max().unwrap_or(ALIGN as u32)
     }
 
     fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {

@@ -16,7 +16,7 @@ use crate::buffer::Buffer;
 use crate::directory::DirectoryStore;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::file::Source;
+use crate::file::{ANY_ALIGN, Source};
 use crate::lock::{self, Lock};
 use crate::lock_owner::LockOwner;
 use crate::log_writer::Ended;
@@ -377,6 +377,14 @@ impl SegmentStore for PoolStore {
     /// once per open file description, which all users of a file share here.
     fn reports_sync_error_to_all(&self) -> bool {
         self.is_direct()
+    }
+
+    fn io_align(&self) -> u32 {
+        match &self.location {
+            PoolLocation::DirectoryStore(directory) => directory.io_align(),
+            PoolLocation::Disk(disk) => disk.io_align(),
+            PoolLocation::Remote(_) => ANY_ALIGN,
+        }
     }
 
     fn log_writer(&self, scratch: Option<&Arc<PoolFile>>) -> PoolLogWriter {

@@ -22,7 +22,7 @@ pub struct FinishedRead {
 
 /// A reader of files with many reads in flight.
 pub trait Reads<F>: fmt::Debug + Send + 'static {
-    /// Starts to read a whole buffer. Offset, length and memory are aligned as the file needs it.
+    /// Starts to read a whole buffer. Offset and length are as for [`StoreFile::read_at`].
     fn begin(&mut self, token: u32, file: &Arc<F>, offset: u64, buffer: Buffer);
 
     /// Submits the reads that were started.

@@ -2,8 +2,13 @@
 //!
 //! ```text
 //! ┌ head: number, epoch, chain, one descriptor for each block ┬ block ┬ block ┬ ... ┐
-//! └ padded to the alignment ──────────────────────────────────┴ each padded too ────┘
+//! └ padded to the alignment ──────────────────────────────────┴─────────────────────┘
 //! ```
+//!
+//! Blocks begin at multiples of the pool's alignment, except encrypted ones, which are padded to
+//! [`UNIT`] and begin where the one before ends: most encrypted blocks are a few bytes longer than
+//! a multiple of the alignment. The end of the group is padded to the alignment. [`Places`] has
+//! these rules.
 //!
 //! A group is valid as a whole or not at all: its header has a checksum, and each descriptor has
 //! that of its block. A group follows the group whose header has the checksum that it states as
@@ -86,20 +91,17 @@ pub struct Descriptor {
     pub to: u64,
     /// The block, or the first of a range.
     pub block: u64,
-    /// Length in bytes of the stored contents without padding; for zeros, the number of blocks.
+    /// Length in bytes of the stored contents: of an encrypted block with its padding, of others
+    /// without. For zeros, the number of blocks.
     pub len: u32,
     /// Checksum of the stored contents including padding.
     pub crc: u64,
 }
 
 impl Descriptor {
-    /// Bytes that the descriptor has in the payload.
-    #[inline]
-    pub fn payload_bytes(&self, align: u32) -> u32 {
-        match self.kind {
-            Kind::Zero | Kind::Move => 0,
-            Kind::Data | Kind::Catalogue => self.len.next_multiple_of(align),
-        }
+    /// Whether the contents may begin at any multiple of [`UNIT`].
+    fn is_packed(&self) -> bool {
+        self.kind == Kind::Data && self.codec.is_sealed()
     }
 
     fn print(&self, into: &mut [u8]) {
@@ -149,6 +151,52 @@ impl Descriptor {
             len,
             crc,
         })
+    }
+}
+
+/// Finds where the contents of each descriptor are in the payload of a group, from the first
+/// descriptor to the last. `align` is the pool's alignment in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Places {
+    /// Offset of the end of the contents so far, in bytes.
+    end: u64,
+}
+
+impl Places {
+    /// The place of the next descriptor's contents, with their padding: offset in the payload and
+    /// length, in bytes. The length is 0 for a descriptor without contents.
+    #[inline]
+    pub fn next(&mut self, descriptor: &Descriptor, align: u32) -> (u64, u32) {
+        match descriptor.kind {
+            Kind::Zero | Kind::Move => (self.end, 0),
+            Kind::Data | Kind::Catalogue => {
+                let is_packed = descriptor.is_packed();
+                let unit = if is_packed { UNIT as u32 } else { align };
+                let len = descriptor.len.next_multiple_of(unit);
+                (self.add(is_packed, len, align), len)
+            }
+        }
+    }
+
+    /// Adds contents of `bytes` bytes with their padding, and returns their offset in the payload.
+    /// `is_packed`: they are encrypted blocks.
+    #[inline]
+    pub fn add(&mut self, is_packed: bool, bytes: u32, align: u32) -> u64 {
+        let at = if is_packed { self.end } else { self.end.next_multiple_of(align.into()) };
+        self.end = at + u64::from(bytes);
+        at
+    }
+
+    /// Offset of the end of the contents so far, in bytes.
+    #[inline]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Length of a payload of the contents so far, in bytes, with the padding at its end.
+    #[inline]
+    pub fn payload_bytes(&self, align: u32) -> u64 {
+        self.end.next_multiple_of(align.into())
     }
 }
 
@@ -226,8 +274,13 @@ pub fn parse(bytes: &[u8], align: u32) -> Option<(Head, u64, Vec<Descriptor>)> {
     };
     let parts = bytes[HEAD_BYTES..].chunks_exact(DESCRIPTOR_BYTES).take(head.count as usize);
     let descriptors: Vec<Descriptor> = parts.map(Descriptor::parse).collect::<Option<_>>()?;
-    let payload: u64 = descriptors.iter().map(|it| u64::from(it.payload_bytes(align))).sum();
-    (payload == u64::from(head.payload_bytes)).then_some((head, want, descriptors))
+    let mut places = Places::default();
+    descriptors.iter().for_each(|it| _ = places.next(it, align));
+    (places.payload_bytes(align) == u64::from(head.payload_bytes)).then_some((
+        head,
+        want,
+        descriptors,
+    ))
 }
 
 /// Whether `next` names a segment.
@@ -282,6 +335,37 @@ mod tests {
         assert_eq!(Descriptor::parse(&bytes), Some(moved));
         bytes[14] = 1;
         assert_eq!(Descriptor::parse(&bytes), None, "a bit that means nothing");
+    }
+
+    #[test]
+    fn encrypted_blocks_follow_each_other_in_units() {
+        let (align, block) = (4096, descriptor(1));
+        let sealed = Descriptor { codec: Codec::SealedRaw, len: 16_896, ..block };
+        let small = Descriptor { codec: Codec::SealedLz4, len: 512, ..block };
+        let zero = Descriptor { kind: Kind::Zero, ..sealed };
+        let change = Descriptor { kind: Kind::Catalogue, len: 4097, ..sealed };
+        let mut places = Places::default();
+        let found: Vec<_> = [sealed, sealed, block, small, zero, small, change, sealed]
+            .iter()
+            .map(|it| places.next(it, align))
+            .collect();
+        let wanted = [
+            (0, 16_896),
+            (16_896, 16_896),
+            (36_864, 4096),
+            (40_960, 512),
+            (41_472, 0),
+            (41_472, 512),
+            (45_056, 8192),
+            (53_248, 16_896),
+        ];
+        assert_eq!(found, wanted);
+        assert_eq!((places.end(), places.payload_bytes(align)), (70_144, 73_728));
+        // Encrypted blocks of version 4 were padded to the alignment.
+        let older = Descriptor { len: 20_480, ..sealed };
+        let mut places = Places::default();
+        let found: Vec<_> = [older, block, older].iter().map(|it| places.next(it, align)).collect();
+        assert_eq!(found, [(0, 20_480), (20_480, 4096), (24_576, 20_480)]);
     }
 
     #[test]

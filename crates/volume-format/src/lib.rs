@@ -17,7 +17,7 @@ pub mod superblock;
 pub use error::FormatError;
 
 /// The version of the format that this program writes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The oldest version of the format that this program reads. The next opening of such a pool makes
 /// it one of [`VERSION`].

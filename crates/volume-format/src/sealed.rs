@@ -9,8 +9,8 @@
 //! | 28 | `len` | the encrypted bytes |
 //! | 28 + `len` | 16 | authentication tag |
 //!
-//! In a pool, zeros pad the block to the alignment. In a raw stream a byte with its codec precedes
-//! each block, and nothing pads it.
+//! In a pool, zeros pad the block to 512 bytes, or to the sectors of a disk with longer ones. In a
+//! raw stream a byte with its codec precedes each block, and nothing pads it.
 
 use crate::PAGE_BYTES;
 use crate::bytes::u32_at;

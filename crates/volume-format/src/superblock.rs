@@ -58,7 +58,7 @@ pub struct LogPlace {
 pub struct Superblock {
     /// Random identity of the pool, drawn when it was made.
     pub id: [u8; 16],
-    /// Alignment of everything on disk, in bytes: 512 to 4096.
+    /// Alignment of log groups, map pages and unencrypted blocks, in bytes: 512 to 4096.
     pub align: u32,
     /// Length of a segment in bytes.
     pub segment_bytes: u32,
@@ -326,7 +326,7 @@ mod tests {
         let crc = crc(&bytes[16..BYTES]);
         put_u64(&mut bytes, 8, crc);
         let text = Superblock::newest(&bytes).unwrap_err().to_string();
-        assert_eq!(text, "`superblock` is of version 5; this program knows version 4");
+        assert_eq!(text, "`superblock` is of version 6; this program knows version 5");
     }
 
     #[test]
@@ -350,6 +350,6 @@ mod tests {
         let old = [&both(VERSION_OLDEST)[..SLOT_BYTES], &[0; SLOT_BYTES]].concat();
         assert_eq!(Superblock::newest_version(&old), Ok(VERSION_OLDEST));
         let text = slot(VERSION_OLDEST - 1).unwrap_err().to_string();
-        assert_eq!(text, "`superblock` is of version 2; this program knows version 4");
+        assert_eq!(text, "`superblock` is of version 2; this program knows version 5");
     }
 }

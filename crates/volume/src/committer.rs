@@ -59,7 +59,7 @@ use blockyard_volume_format::FAN;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::catalogue::{CHANGE_BYTES_MAX, Change};
 use blockyard_volume_format::entry::Codec;
-use blockyard_volume_format::group::{DESCRIPTORS_MAX, Descriptor, Kind, head_bytes};
+use blockyard_volume_format::group::{DESCRIPTORS_MAX, Descriptor, Kind, Places, head_bytes};
 
 use crate::clean::Cleaning;
 use crate::log::LogEnd;
@@ -264,11 +264,13 @@ impl<D: SegmentStore> Committer<D> {
                 Body::Catalogue(_) => (1, (CHANGE_BYTES_MAX as u32).next_multiple_of(align)),
                 Body::Flush | Body::Checkpoint | Body::Stop => (0, 0),
             };
+            let mut places = group.places;
+            places.add(is_packed(&record), bytes, align);
             let count = group.descriptors.len() + count;
             let head = head_bytes(count, align);
             let fits = count <= DESCRIPTORS_MAX
                 && head as usize <= self.pipeline.head_bytes_max
-                && u64::from(head + group.payload_bytes) + u64::from(bytes) <= bytes_max.into();
+                && u64::from(head) + places.payload_bytes(align) <= bytes_max.into();
             let follows = match record.body {
                 // A snapshot is a record, like the writes, which therefore need not stop for it.
                 Body::Catalogue(_) => !group.changes_catalogue && !is_change_in_flight,
@@ -458,7 +460,8 @@ struct LogBatch {
     descriptors: Vec<Descriptor>,
     /// Bytes of catalogue changes, in the order of their descriptors.
     changes: Vec<Buffer>,
-    payload_bytes: u32,
+    /// Where the contents of the records are in the group's payload.
+    places: Places,
     /// A record requests that the group is durable.
     durable: bool,
     /// A record requests a checkpoint.
@@ -485,6 +488,11 @@ struct LogBatch {
 /// depend on that group.
 fn may_follow(record: &Record) -> bool {
     matches!(record.body, Body::Write(_) | Body::Zero(_) | Body::Flush)
+}
+
+/// Whether the contents of a record follow those of the record before without a gap.
+fn is_packed(record: &Record) -> bool {
+    matches!(&record.body, Body::Write(payload) if payload.is_sealed())
 }
 
 /// The allocation class of a record, if it needs space.
@@ -540,7 +548,12 @@ fn leaves(first: u64, blocks: u64) -> u64 {
 impl LogBatch {
     /// The length of the group in the log, in bytes.
     fn len(&self, align: u32) -> u32 {
-        head_bytes(self.descriptors.len(), align) + self.payload_bytes
+        head_bytes(self.descriptors.len(), align) + self.payload_bytes(align)
+    }
+
+    /// The length of what follows the header, in bytes.
+    fn payload_bytes(&self, align: u32) -> u32 {
+        self.places.payload_bytes(align) as u32
     }
 
     /// Empties the group, but keeps its memory.
@@ -579,7 +592,7 @@ impl LogBatch {
                     len: stored.len,
                     crc: stored.crc,
                 }));
-                self.payload_bytes += payload.bytes().len() as u32;
+                self.places.add(payload.is_sealed(), payload.bytes().len() as u32, align);
             }
             Body::Zero(blocks) => {
                 self.frees = true;
@@ -639,7 +652,7 @@ impl LogBatch {
         let mut bytes = pool.memory().take_beyond(len.next_multiple_of(align) as usize);
         bytes.fill(0);
         bytes[..change.len()].copy_from_slice(change);
-        self.payload_bytes += bytes.len() as u32;
+        self.places.add(false, bytes.len() as u32, align);
         let (kind, crc) = (Kind::Catalogue, crc(&bytes));
         let (codec, volume, from, to, block) = (Codec::Raw, 0, 0, 0, 0);
         let descriptor = Descriptor { kind, codec, volume, from, to, block, len, crc };

@@ -496,7 +496,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         let size = self.block_bytes() as u64;
         // A block is encrypted where `fill` writes it, after its salt, number and length.
         let (distance, lead) = match self.cipher {
-            Some(_) => (sealed_bytes(size as usize, self.pool.align() as usize), DATA),
+            Some(_) => (sealed_bytes(size as usize, self.pool.seal_align()), DATA),
             None => (size as usize, 0),
         };
         if let Err(status) = self.prefetch(first, end) {
@@ -603,7 +603,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         part: &Range<usize>,
         fill: &dyn Fn(usize, &mut [u8]),
     ) -> Result<Arc<Payload>, VolumeError> {
-        let (size, align) = (self.block_bytes(), self.pool.align() as usize);
+        let (size, align) = (self.block_bytes(), self.pool.seal_align());
         let longest = sealed_bytes(size, align);
         let count = stored.len() / longest;
         let cipher = self.cipher.as_mut().expect("the caller has seen it");
@@ -762,7 +762,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         if let Err(status) = self.prefetch(first, end) {
             return Outcome::Ended(status);
         }
-        let align = self.pool.align() as usize;
+        let align = self.pool.seal_align();
         let len = blocks.iter().map(|block| block.bytes().len().next_multiple_of(align)).sum();
         if !self.admit() {
             return Outcome::Full;

@@ -38,6 +38,7 @@ use blockyard_store::buffer::Memory;
 use blockyard_sync::completion_queue::{CompletionQueue, Receiver};
 use blockyard_sync::rcu_cell::{RcuCell, RcuReader};
 use blockyard_sync::tag_semaphore::TagSemaphore;
+use blockyard_volume_format::UNIT;
 use blockyard_volume_format::catalogue::{Change, VOLUMES_MAX, VolumeMeta};
 use blockyard_volume_format::superblock::Superblock;
 
@@ -107,6 +108,8 @@ pub(crate) enum WriteAck {
 /// A pool.
 pub struct Pool<D: SegmentStore> {
     options: Options,
+    /// The length to a multiple of which new encrypted blocks are padded, in bytes.
+    seal_align: u32,
     segments: Segments<D>,
     memory: Arc<Memory>,
     records: Arc<CompletionQueue<Record>>,
@@ -147,8 +150,10 @@ impl<D: SegmentStore> Pool<D> {
         roots: Roots,
     ) -> Pool<D> {
         let (align, segment_bytes) = (superblock.align, superblock.segment_bytes);
+        let seal_align = segments.directory().io_align().max(UNIT as u32);
         Pool {
             options: Options { align, segment_bytes, ..options },
+            seal_align,
             segments,
             memory: Memory::new(options.memory_bytes),
             records: Arc::clone(records.completion_queue()),
@@ -186,9 +191,16 @@ impl<D: SegmentStore> Pool<D> {
         &self.options
     }
 
-    /// Alignment in bytes: each length and place on disk is a multiple of it.
+    /// Alignment in bytes: the places and lengths on disk are multiples of it, except those of
+    /// encrypted blocks.
     pub fn align(&self) -> u32 {
         self.options.align
+    }
+
+    /// The length to a multiple of which new encrypted blocks are padded, in bytes: the alignment
+    /// that the storage had when the pool was opened.
+    pub(crate) fn seal_align(&self) -> usize {
+        self.seal_align as usize
     }
 
     /// The segments of the pool.

@@ -28,7 +28,7 @@ use blockyard_volume_format::FormatError;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::catalogue::Change;
 use blockyard_volume_format::entry::{Codec, Entry};
-use blockyard_volume_format::group::{Descriptor, Kind};
+use blockyard_volume_format::group::{Descriptor, Kind, Places};
 use blockyard_volume_format::superblock::{
     self, FILE, LogPlace, SEGMENT_NONE, SLOT_BYTES, SLOTS, Superblock,
 };
@@ -627,7 +627,7 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
             let (what, want) = ("group of the log", "something that is there");
             VolumeError::Format(FormatError::Field { what, field, value, want })
         };
-        let mut at = group.head.head_bytes;
+        let (head_bytes, mut places) = (group.head.head_bytes, Places::default());
         let mut moves: Vec<Move> = Vec::new();
         let segments = self.segments;
         let mut maps = Apply::new(segments, self.volumes.copies);
@@ -638,7 +638,8 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
                 moves.clear();
             }
             let Descriptor { kind, codec, volume, block, len, crc, .. } = *descriptor;
-            let stored = descriptor.payload_bytes(align);
+            let (at, stored) = places.next(descriptor, align);
+            let at = head_bytes + at as u32;
             let address = segments.address(group.segment, group.offset + at);
             if kind == Kind::Move {
                 let end = segments.address(segments.counts().all as u32, 0);
@@ -669,7 +670,6 @@ impl<'a, D: SegmentStore> Recovery<'a, D> {
                     maps.write(live, block, &[Entry::new(address, stored, codec, crc)])?;
                 }
             }
-            at += stored;
         }
         // Apply the moves before the next group: their old addresses may be used again by then.
         relocate::blocks(&self.volumes, &moves, &mut maps)

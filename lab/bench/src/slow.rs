@@ -100,6 +100,10 @@ impl<D: SegmentStore> SegmentStore for Slow<D> {
         self.inner.reports_sync_error_to_all()
     }
 
+    fn io_align(&self) -> u32 {
+        self.inner.io_align()
+    }
+
     fn log_writer(&self, scratch: Option<&Arc<Self::File>>) -> SlowLogWriter<D> {
         let inner = self.inner.log_writer(scratch.map(|file| &file.inner));
         let (delay, held, alarm) = (self.delay, VecDeque::new(), Alarm::start());

@@ -345,14 +345,16 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         let writing = self.writing.lock();
         let mut found = shared.memory.take_beyond(whole.len());
         let is_same = self.read_resyncing(offset, &mut found).is_ok() && found[..] == *whole;
-        if !is_same || is_written(&writing, &(offset..offset + whole.len() as u64)) {
+        if !is_same || is_written(&writing, &pages(offset, whole.len())) {
             return Ok(false);
         }
         let members = shared.members();
+        let source = members.resyncing().find_map(|member| self.side(member.slot));
         let mut results = CopyResults::default();
         for member in members.good() {
             let file = self.side(member.slot).ok_or(io::ErrorKind::NotFound)?;
-            let written = file.write_at(offset, &[&found]).and_then(|()| file.sync());
+            let source = source.ok_or(io::ErrorKind::NotFound)?;
+            let written = self.rewrite(file, source, offset, whole);
             if written.is_ok() {
                 shared.repaired(member.slot);
             }
@@ -367,10 +369,9 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         }
         let _pin = self.pin()?;
         let (shared, name) = (&self.shared, &self.name);
-        let range = offset..offset + whole.len() as u64;
         // No write begins while this is locked.
         let writing = self.writing.lock();
-        if is_written(&writing, &range) {
+        if is_written(&writing, &pages(offset, whole.len())) {
             return Ok(0);
         }
         let members = shared.members();
@@ -381,14 +382,13 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         };
         let sides = members.written().filter_map(|it| Some((it, self.side(it.slot)?)));
         let sides: Vec<_> = sides.map(|(it, file)| (it, file, has_it(file))).collect();
-        if !sides.iter().any(|(member, _, has_it)| *has_it && member.state.is_good()) {
-            return Ok(0);
-        }
-        found.copy_from_slice(whole);
+        let is_source =
+            |(member, _, has_it): &&(&Member<D>, _, bool)| *has_it && member.state.is_good();
+        let Some((_, source, _)) = sides.iter().find(is_source) else { return Ok(0) };
         let mut repaired = 0;
-        for (member, file, _) in sides.into_iter().filter(|(.., has_it)| !has_it) {
+        for (member, file, _) in sides.iter().filter(|(.., has_it)| !has_it) {
             let title = &member.side.title;
-            match file.write_at(offset, &[&found]).and_then(|()| file.sync()) {
+            match self.rewrite(file, source, offset, whole) {
                 // The resync has not come there yet, or has copied the damage.
                 Ok(()) if member.state == CopyState::Resyncing => {}
                 Ok(()) => {
@@ -404,6 +404,36 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
             }
         }
         Ok(repaired)
+    }
+}
+
+/// The pages that contain a range, in bytes.
+fn pages(offset: u64, len: usize) -> Range<u64> {
+    let page = ALIGN as u64;
+    offset / page * page..(offset + len as u64).next_multiple_of(page)
+}
+
+impl<D: SegmentStore> MirrorFile<D> {
+    /// Writes bytes to one copy and syncs it. The write covers whole pages: a disk with longer
+    /// sectors cannot write parts of them, nor replace a part of a sector that it cannot read. The
+    /// bytes around are those of the copy, or of `source` where the copy cannot be read.
+    fn rewrite(
+        &self,
+        copy: &D::File,
+        source: &D::File,
+        offset: u64,
+        whole: &[u8],
+    ) -> io::Result<()> {
+        let range = pages(offset, whole.len());
+        let len = (range.end - range.start) as usize;
+        let mut bytes = self.shared.memory.take_beyond(len);
+        if len > whole.len() {
+            let read = copy.read_at(range.start, &mut bytes);
+            read.or_else(|_| source.read_at(range.start, &mut bytes))?;
+        }
+        bytes[(offset - range.start) as usize..][..whole.len()].copy_from_slice(whole);
+        copy.write_at(range.start, &[&bytes])?;
+        copy.sync()
     }
 }
 

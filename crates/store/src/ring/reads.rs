@@ -15,6 +15,7 @@ use io_uring::{IoUring, opcode};
 
 use super::{EventFd, Files, Owner, ReadRing, open};
 use crate::PoolFile;
+use crate::StoreFile;
 use crate::buffer::Buffer;
 use crate::file::Use;
 use crate::reads::{FinishedRead, Reads};
@@ -96,6 +97,10 @@ impl RingReads {
 
     /// Submits the remaining bytes of a read.
     fn push_read(&mut self, mut read: InFlightRead) {
+        if !read.file.is_aligned(read.offset, read.buffer.len()) {
+            let result = read.file.read_at(read.offset, &mut read.buffer);
+            return self.end(read, result);
+        }
         let known = self.files.known(&self.ring, &read.file).and_then(|known| {
             read.open =
                 if known.is_none() { Some(read.file.source().get(Use::Read)?) } else { None };

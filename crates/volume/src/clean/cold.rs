@@ -10,7 +10,7 @@ use std::io;
 
 use blockyard_store::SegmentStore;
 use blockyard_volume_format::entry::Entry;
-use blockyard_volume_format::group::{self, Descriptor, Head, Kind};
+use blockyard_volume_format::group::{self, Descriptor, Head, Kind, Places};
 use blockyard_volume_format::superblock::SEGMENT_NONE;
 
 use super::summary::Block;
@@ -18,8 +18,8 @@ use crate::maintenance::ColdWriter;
 use crate::pool::Pool;
 use crate::segments::AllocationClass;
 
-/// Writes blocks whose bytes are consecutive in `bytes`. Returns the segment, which the caller must
-/// sync, and the blocks' new places, or `None` if there is no space.
+/// Writes blocks whose bytes are in `bytes` at the places of a group's payload. Returns the
+/// segment, which the caller must sync, and the blocks' new places, or `None` if there is no space.
 pub(super) fn write<D: SegmentStore>(
     pool: &Pool<D>,
     blocks: &[Block],
@@ -67,12 +67,10 @@ pub(super) fn write<D: SegmentStore>(
     pool.meters().wrote_cold(u64::from(len));
     let (offset, number) = (place.offset + len, place.number + 1);
     pool.set_cold(Some(ColdWriter { offset, number, ..place }));
-    let mut at = address + u64::from(head_bytes);
-    let entries = blocks.iter().map(|block| {
-        let (len, codec) = (block.entry.stored_bytes(), block.entry.codec());
-        let entry = Entry::new(at, len, codec, block.entry.crc());
-        at += u64::from(len);
-        entry
+    let (payload, mut places) = (address + u64::from(head_bytes), Places::default());
+    let entries = descriptors.iter().map(|block| {
+        let (at, len) = places.next(block, align);
+        Entry::new(payload + at, len, block.codec, block.crc)
     });
     Ok(Some((place.segment, entries.collect())))
 }

@@ -9,7 +9,7 @@ use blockyard_store::SegmentStore;
 use blockyard_store::buffer::Memory;
 use blockyard_volume_format::FAN;
 use blockyard_volume_format::entry::Entry;
-use blockyard_volume_format::group::{self, Kind};
+use blockyard_volume_format::group::{self, Kind, Places};
 
 use crate::apply::first_block;
 use crate::error::VolumeError;
@@ -66,18 +66,17 @@ pub(super) fn named<D: SegmentStore>(pool: &Pool<D>, segment: u32, image: &[u8])
         if !follows || (!is_cold && head.pool != mark) {
             break;
         }
-        let mut at = address + u64::from(head.head_bytes);
+        let (payload, mut places) = (address + u64::from(head.head_bytes), Places::default());
         for descriptor in descriptors {
-            let stored = descriptor.payload_bytes(align);
+            let (at, stored) = places.next(&descriptor, align);
             if descriptor.kind == Kind::Data {
                 let volume = descriptor.volume;
                 let family = if is_cold { Some(volume) } else { families.get(&volume).copied() };
-                let entry = Entry::new(at, stored, descriptor.codec, descriptor.crc);
+                let entry = Entry::new(payload + at, stored, descriptor.codec, descriptor.crc);
                 let family = family.unwrap_or(0);
                 let number = descriptor.block;
                 blocks.push(Block { family, number, entry, leaves: 0, nodes: 0 });
             }
-            at += u64::from(stored);
         }
         before = Some(head.number);
         let whole = u64::from(head.head_bytes) + u64::from(head.payload_bytes);

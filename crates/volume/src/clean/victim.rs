@@ -7,7 +7,7 @@ use blockyard_store::SegmentStore;
 use blockyard_store::buffer::Buffer;
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::STORED_MAX;
-use blockyard_volume_format::group::head_bytes;
+use blockyard_volume_format::group::{Places, head_bytes};
 use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use super::summary::Block;
@@ -27,7 +27,7 @@ pub(super) struct Victim {
 /// Blocks that are moved together.
 pub(super) struct Piece<'a> {
     pub(super) blocks: Vec<Block>,
-    /// The bytes of the blocks, consecutive.
+    /// The bytes of the blocks, as the payload of a group.
     pub(super) bytes: Buffer,
     /// The most map pages that the moves change.
     pub(super) pages: u64,
@@ -81,17 +81,28 @@ impl Victim {
         blocks: &'a [Block],
         most: u64,
     ) -> Piece<'a> {
-        let first = blocks.first().map_or(0, |block| block.entry.stored_bytes() as usize);
-        let size = open_space(pool).filter(|size| *size >= first);
-        let size = size.unwrap_or_else(|| piece_bytes(pool));
+        let first = blocks.first().map_or(0, |block| block.entry.stored_bytes());
+        let first = first.next_multiple_of(pool.align()) as usize;
+        let open = open_space(pool).filter(|size| *size >= first);
+        // A batch of short blocks has a longer header than was assumed.
+        let batch_max = pool.cold().filter(|_| open.is_some());
+        let batch_max =
+            batch_max.map_or(u64::MAX, |cold| cold.free_bytes(pool.segments().bytes()).into());
+        let size = open.unwrap_or_else(|| piece_bytes(pool));
         let mut buffer = pool.memory().take_beyond(size);
-        let (mut filled, mut done, mut pages) = (0, 0, 0);
+        let align = pool.align();
+        let (mut places, mut done, mut pages) = (Places::default(), 0, 0);
         let (mut leaves, mut nodes) = (HashSet::new(), HashSet::new());
         let mut whole = Vec::new();
         for block in blocks {
             yield_if_due();
-            let len = block.entry.stored_bytes() as usize;
-            if (filled + len > size && done > 0) || whole.len() >= MOVES_MAX {
+            let len = block.entry.stored_bytes();
+            let mut after = places;
+            let at = after.add(block.entry.codec().is_sealed(), len, align) as usize;
+            let head = u64::from(head_bytes(whole.len() + 1, align));
+            let payload = after.payload_bytes(align);
+            let fits = payload <= size as u64 && head + payload <= batch_max;
+            if (!fits && done > 0) || whole.len() >= MOVES_MAX {
                 break;
             }
             let leaf = (block.family, block.number / FAN as u64);
@@ -102,16 +113,18 @@ impl Victim {
                 break;
             }
             done += 1;
-            if filled + len > size || !self.copy(pool, block, &mut buffer[filled..filled + len]) {
+            if !fits || !self.copy(pool, block, &mut buffer[at..at + len as usize]) {
                 continue;
             }
-            filled += len;
+            buffer[places.end() as usize..at].fill(0);
+            places = after;
             pages += more;
             leaves.insert(leaf);
             nodes.insert(node);
             whole.push(*block);
         }
-        buffer.truncate(filled);
+        buffer.truncate(places.payload_bytes(align) as usize);
+        buffer[places.end() as usize..].fill(0);
         Piece { blocks: whole, bytes: buffer, pages, rest: &blocks[done..] }
     }
 

@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockyard_core::Status;
-use blockyard_store::log_writer::{CommitWriter, Part, Tasks, blocks_of};
+use blockyard_store::log_writer::{CommitWriter, Part, Payload, Tasks, blocks_of};
 use blockyard_store::{Commit, Durability, LogWriter, SegmentStore, StoreFile, WriteBatch};
 use blockyard_sync::completion_queue::CompletionQueue;
 use blockyard_volume_format::entry::Entry;
-use blockyard_volume_format::group::{self as format, Head};
+use blockyard_volume_format::group::{self as format, Head, Places};
 
-use super::{Committer, LogBatch, SYNC_DELAY_MAX};
+use super::{Committer, LogBatch, SYNC_DELAY_MAX, is_packed};
 use crate::apply::Apply;
 use crate::error::VolumeError;
 use crate::pool::Pool;
@@ -173,7 +173,7 @@ impl<D: SegmentStore> Committer<D> {
 
     /// Begins to write the group at the end of the log.
     pub(super) fn append(&mut self) -> Result<(), Status> {
-        let (pages, bytes) = (self.group.pages, self.group.payload_bytes);
+        let (pages, bytes) = (self.group.pages, self.group.payload_bytes(self.pool.align()));
         self.pool.segments().begin_in_flight(pages, bytes);
         let begun = self.begin();
         if begun.is_err() {
@@ -187,7 +187,7 @@ impl<D: SegmentStore> Committer<D> {
         let align = self.pool.align();
         let count = self.group.descriptors.len();
         let head_bytes = format::head_bytes(count, align);
-        let len = head_bytes + self.group.payload_bytes;
+        let len = self.group.len(align);
         let address = self.log.reserve(len, self.pool.segments(), want).ok_or(Status::NoSpc)?;
         let segment = self.log.place.segment;
         let durability = self.durability(segment)?;
@@ -200,7 +200,7 @@ impl<D: SegmentStore> Committer<D> {
             next: self.log.place.next,
             count: count as u32,
             head_bytes,
-            payload_bytes: self.group.payload_bytes,
+            payload_bytes: self.group.payload_bytes(align),
         };
         debug_assert!(
             !self.group.durable || self.pipeline.are_all_durable(),
@@ -214,7 +214,7 @@ impl<D: SegmentStore> Committer<D> {
             .unwrap_or_else(|| WriteBatch::new(self.pool.memory().take_beyond(head_bytes_max)));
         let into = write_batch.head(head_bytes as usize);
         let chain = format::print(&head, &self.group.descriptors, into);
-        self.group.pack(&mut write_batch);
+        self.group.pack(&mut write_batch, &self.pool);
         let (file, offset) = self.pool.segments().place(address).map_err(|_| Status::NoSpc)?;
         self.log_writer().begin(&file, offset, write_batch, durability);
         let empty = self.pipeline.spare_groups.pop().unwrap_or_default();
@@ -273,7 +273,7 @@ impl<D: SegmentStore> Committer<D> {
                 self.space.enospc_backoff = 0;
             }
         }
-        self.pool.segments().end_in_flight(group.pages, group.payload_bytes);
+        self.pool.segments().end_in_flight(group.pages, group.payload_bytes(self.pool.align()));
     }
 
     /// Waits for the oldest group. Returns the group, its status and the address of its first
@@ -322,7 +322,8 @@ impl<D: SegmentStore> Committer<D> {
 
 impl LogBatch {
     /// Puts the bytes that follow the header into a write batch.
-    fn pack(&mut self, write_batch: &mut WriteBatch) {
+    fn pack<D: SegmentStore>(&mut self, write_batch: &mut WriteBatch, pool: &Pool<D>) {
+        let align = pool.align();
         if let [Record { body, volume: Some(volume), first, .. }] = &self.records[..] {
             let blocks = match body {
                 Body::Write(payload) => payload.blocks().len() as u64,
@@ -332,18 +333,30 @@ impl LogBatch {
             write_batch.set_range(blocks_of(volume.meta.id, *first, blocks));
         }
         let mut changes = self.changes.drain(..);
-        for record in &self.records {
-            match &record.body {
-                Body::Write(payload) => write_batch.push(Part::Write(payload.clone())),
-                Body::Catalogue(_) if record.durable => {
-                    changes
-                        .next()
-                        .into_iter()
-                        .for_each(|bytes| write_batch.push(Part::Bytes(bytes)));
-                }
-                _ => {}
+        let parts = self.records.iter().filter_map(|record| match &record.body {
+            Body::Write(payload) => Some((is_packed(record), Part::Write(payload.clone()))),
+            Body::Catalogue(_) if record.durable => {
+                changes.next().map(|bytes| (false, Part::Bytes(bytes)))
             }
+            _ => None,
+        });
+        if !self.records.iter().any(is_packed) {
+            parts.for_each(|(_, part)| write_batch.push(part));
+            return;
         }
+        // Encrypted blocks do not fill pages. A disk takes parts that end within a page by one
+        // command each, and some file systems lock the file for such a write.
+        let mut all = pool.memory().take_beyond(self.places.payload_bytes(align) as usize);
+        let (mut places, mut end) = (Places::default(), 0);
+        for (is_packed, part) in parts {
+            let bytes = part.bytes();
+            let at = places.add(is_packed, bytes.len() as u32, align) as usize;
+            all[end..at].fill(0);
+            end = at + bytes.len();
+            all[at..end].copy_from_slice(bytes);
+        }
+        all[end..].fill(0);
+        write_batch.push(Part::Write(Arc::new(Payload::new(all, Vec::new()))));
     }
 }
 
@@ -528,25 +541,22 @@ pub(super) fn publish_group<D: SegmentStore>(pool: &Pool<D>, group: &LogBatch, a
     }
 }
 
-fn put<D: SegmentStore>(
-    pool: &Pool<D>,
-    group: &LogBatch,
-    mut address: u64,
-) -> Result<(), VolumeError> {
-    let align = pool.align();
+fn put<D: SegmentStore>(pool: &Pool<D>, group: &LogBatch, address: u64) -> Result<(), VolumeError> {
+    let (align, mut places) = (pool.align(), Places::default());
     let copies = pool.volumes().copies;
     let mut maps = Apply::new(pool.segments(), copies);
     let mut entries = Vec::new();
     for record in &group.records {
         match (&record.body, &record.volume) {
             (Body::Write(payload), Some(volume)) => {
+                let payload_bytes = payload.bytes().len() as u32;
+                let at = address + places.add(payload.is_sealed(), payload_bytes, align);
                 entries.clear();
                 entries.extend(payload.blocks().iter().map(|stored| {
-                    let place = address + u64::from(stored.offset);
+                    let place = at + u64::from(stored.offset);
                     Entry::new(place, stored.len, stored.codec, stored.crc)
                 }));
                 maps.publish(volume, record.first, &entries, record.serial)?;
-                address += payload.bytes().len() as u64;
             }
             (Body::Zero(blocks), Some(volume)) => {
                 maps.zero(volume, record.first, u64::from(*blocks))?;
@@ -569,8 +579,8 @@ fn put<D: SegmentStore>(
             }
             (Body::Catalogue(change), _) if record.durable => {
                 pool.volumes().apply(change, &mut maps)?;
-                let len = change.print().len() as u64;
-                address += len.next_multiple_of(align.into());
+                let len = change.print().len() as u32;
+                places.add(false, len.next_multiple_of(align), align);
             }
             _ => {}
         }

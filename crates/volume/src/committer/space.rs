@@ -184,7 +184,8 @@ impl<D: SegmentStore> Committer<D> {
         if self.group.want != Some(AllocationClass::Write) {
             return true;
         }
-        self.pool.affords_writes(&self.group.records, self.group.payload_bytes.into())
+        let bytes = self.group.payload_bytes(self.pool.align());
+        self.pool.affords_writes(&self.group.records, bytes.into())
     }
 
     /// Whether a checkpoint will have space for the pages that the group changes, when the group

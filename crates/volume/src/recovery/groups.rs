@@ -165,13 +165,12 @@ impl<D: SegmentStore> Recovery<'_, D> {
             return Ok(None);
         }
         let bytes = self.read_log(copy, address, whole, &what)?;
-        let mut at = len;
+        let (payload, mut places) = (&bytes[len..], group::Places::default());
         for descriptor in &group.descriptors {
-            let len = descriptor.payload_bytes(align) as usize;
-            if len > 0 && crc(&bytes[at..at + len]) != descriptor.crc {
+            let (at, len) = places.next(descriptor, align);
+            if len > 0 && crc(&payload[at as usize..][..len as usize]) != descriptor.crc {
                 return Ok(None);
             }
-            at += len;
         }
         group.bytes = Some(bytes);
         Ok(Some(group))

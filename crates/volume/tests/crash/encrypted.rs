@@ -11,7 +11,7 @@ use blockyard_volume::encryption::VolumeKey;
 use blockyard_volume::{Compression, Secret};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::catalogue::Change;
-use blockyard_volume_format::group;
+use blockyard_volume_format::group::{self, Places};
 
 use crate::fixture::{Fixture, Shape, Step, USE, format, open_pool, secret, store};
 use crate::work;
@@ -30,9 +30,10 @@ fn blocks(directory: &SimulatedDirectory, align: u32) -> Vec<(Nonce, Vec<u8>)> {
             let Some((head, _, descriptors)) = group::parse(&bytes[start..], align) else {
                 continue;
             };
-            let mut at = start + head.head_bytes as usize;
+            let (payload, mut places) = (start + head.head_bytes as usize, Places::default());
             for descriptor in descriptors {
-                let len = descriptor.payload_bytes(align) as usize;
+                let (at, len) = places.next(&descriptor, align);
+                let (at, len) = (payload + at as usize, len as usize);
                 // A power cut may have torn the group after its head.
                 if descriptor.kind == group::Kind::Data
                     && let Some(stored) = bytes.get(at..at + len)
@@ -41,11 +42,17 @@ fn blocks(directory: &SimulatedDirectory, align: u32) -> Vec<(Nonce, Vec<u8>)> {
                     assert!(descriptor.codec.is_sealed(), "a block is not encrypted");
                     found.push((stored[..24].try_into().unwrap(), stored.to_vec()));
                 }
-                at += len;
             }
         }
     }
     found
+}
+
+/// The shape with blocks and an alignment of 1 KiB: encrypted blocks of 1536 bytes are not aligned.
+fn with_gaps(shape: Shape) -> Shape {
+    let mut shape = Shape { block_bytes: 1024, ..shape };
+    shape.options.align = 1024;
+    shape
 }
 
 #[test]
@@ -57,6 +64,9 @@ fn no_nonce_is_used_for_two_blocks() {
         let mut shape = Shape { encrypted: true, blocks: 8, ..Shape::tiny() };
         if random.bool() {
             shape.compression = Compression::Lz4;
+        }
+        if random.bool() {
+            shape = with_gaps(shape);
         }
         let directory = SimulatedDirectory::default();
         format(&directory, &shape);

@@ -73,6 +73,10 @@ fn shape(random: &mut fastrand::Rng) -> Shape {
         (shape.spread, shape.blocks) = (true, random.u64(5..=16));
     }
     shape.encrypted = random.u8(..4) == 0;
+    if shape.encrypted && shape.block_bytes >= 1024 {
+        // No multiple of this alignment is the length of an encrypted block.
+        shape.options.align = 1024;
+    }
     shape
 }
 

@@ -108,7 +108,9 @@ pub(crate) fn replace_catalogue(path: &Path, version: u32, change: impl Fn(&[u8]
 pub(crate) fn append_group(path: &Path, descriptor: Descriptor, payload: &[u8]) {
     let all = superblocks(path);
     let (_, newest) = *all.iter().max_by_key(|(_, it)| it.sequence).unwrap();
-    let log = newest.log;
+    let (log, align) = (newest.log, newest.align as usize);
+    let mut payload = payload.to_vec();
+    payload.resize(payload.len().next_multiple_of(align), 0);
     let head_bytes = group::head_bytes(1, newest.align);
     let head = Head {
         pool: u64_at(&newest.id, 0),
@@ -139,7 +141,7 @@ fn versions(path: &Path) -> Vec<u32> {
 }
 
 #[test]
-fn a_pool_of_format_version_3_opens_and_becomes_one_of_version_4() {
+fn a_pool_of_format_version_3_opens_and_becomes_one_of_version_5() {
     let place = TempDir::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "crafted-version-3");
     let path = place.path().join("pool");
     let volume = open(&path, 16 << 20, 4096);
@@ -152,7 +154,7 @@ fn a_pool_of_format_version_3_opens_and_becomes_one_of_version_4() {
     assert_eq!(check(&path, &mut |_| {}).unwrap().damaged, 0);
     assert_eq!(versions(&path), [3, 3], "a check changes nothing");
     let running = Running::open(&path, Options::default()).unwrap();
-    assert_eq!(versions(&path), [4, 4]);
+    assert_eq!(versions(&path), [5, 5]);
     let list = |running: &Running| -> Vec<(String, bool)> {
         let list = running.pool().list().into_iter();
         list.map(|meta| (meta.name, meta.created > 0)).collect()

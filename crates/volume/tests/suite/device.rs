@@ -174,7 +174,7 @@ fn a_pool_that_is_not_ours_is_refused_and_left_alone() {
         let crc = bytes::crc(&slot[16..BYTES]);
         slot[8..16].copy_from_slice(&crc.to_le_bytes());
     }
-    assert_eq!(refused(&newer), "`superblock` is of version 9; this program knows version 4");
+    assert_eq!(refused(&newer), "`superblock` is of version 9; this program knows version 5");
     let mut damaged = good.clone();
     damaged[30] ^= 1;
     damaged[SLOT_BYTES + 30] ^= 1;

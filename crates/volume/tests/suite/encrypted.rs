@@ -20,7 +20,7 @@ use blockyard_volume_admin::scrub::scrub;
 use blockyard_volume_admin::send::{SendOptions, Sending, send};
 use blockyard_volume_format::bytes::crc;
 use blockyard_volume_format::entry::Codec;
-use blockyard_volume_format::group::{self, Descriptor};
+use blockyard_volume_format::group::{self, Descriptor, Places};
 use blockyard_volume_format::key_slot::KeySlot;
 use blockyard_volume_format::{VERSION, catalogue};
 use tracing::field::{Field, Visit};
@@ -316,14 +316,14 @@ fn stored_blocks(pool: &Path) -> Vec<StoredBlock> {
             let Some((head, _, descriptors)) = group::parse(&bytes[start..], align) else {
                 continue;
             };
-            let mut at = start + head.head_bytes as usize;
+            let (payload, mut places) = (start + head.head_bytes as usize, Places::default());
             for descriptor in descriptors {
-                let len = descriptor.payload_bytes(align) as usize;
+                let (at, len) = places.next(&descriptor, align);
+                let (at, len) = (payload + at as usize, len as usize);
                 if descriptor.kind == group::Kind::Data {
                     let (segment, bytes) = (segment.clone(), bytes[at..at + len].to_vec());
                     found.push(StoredBlock { descriptor, segment, at: at as u64, bytes });
                 }
-                at += len;
             }
         }
     }

@@ -18,3 +18,4 @@ mod mirror;
 mod owner;
 mod panic;
 mod replace;
+mod sectors;
