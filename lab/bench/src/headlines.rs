@@ -189,6 +189,13 @@ const HEADLINES: &[Headline] = &[
         ["none", "all-three"],
         "observers",
     ),
+    line(
+        ["the part of the processors that these observers take", "at most 0.01"],
+        ["observers", "read-depth-128", "observing_share"],
+        ["0.01 of the processors", "all-three"],
+        "observers",
+    )
+    .bound(),
 ];
 
 /// A command line without `--out`: where a run kept its results says nothing about them.
