@@ -18,6 +18,10 @@ use crate::journal::{Journal, taken_over};
 /// How often a lease is renewed in its length.
 const RENEWALS: u32 = 3;
 
+/// After a renewal that failed, the next one follows after this part (1/10) of the length, so that
+/// one lost request does not end the lease.
+const RETRY_PART: u32 = 10;
+
 /// The lease of a pool; `None` if there is none.
 pub(crate) async fn read(client: &ObjectClient) -> Result<Option<Lease>, BucketError> {
     let Some(found) = client.get(LEASE, None).await? else { return Ok(None) };
@@ -28,18 +32,28 @@ pub(crate) async fn read(client: &ObjectClient) -> Result<Option<Lease>, BucketE
 /// Renews the lease of this length until the journal ends.
 pub(crate) async fn keep(journal: Arc<Journal>, length: Duration) {
     let mut header = ObjectHeader { number: 0, ..journal.state().header };
-    let mut e_tag = None;
+    let (mut e_tag, mut has_failed) = (None, false);
     while journal.failure().is_none() {
-        match renew(&journal.client, &header, e_tag.take()).await {
-            Ok(Renewal::Done(new)) => e_tag = Some(new),
-            Ok(Renewal::TakenOver(other)) => {
+        let renewal = renew(&journal.client, &header, e_tag.take());
+        let failure = match tokio::time::timeout(length / RENEWALS, renewal).await {
+            Ok(Ok(Renewal::Done(new))) => {
+                e_tag = Some(new);
+                None
+            }
+            Ok(Ok(Renewal::TakenOver(other))) => {
                 return journal.fail(&taken_over(LEASE, Some(&other.bytes)));
             }
-            // A standby may take the pool over. If none does, the next renewal keeps it.
-            Err(error) => tracing::warn!("{}: cannot renew the lease: {error}", journal.title),
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("the object store does not answer".to_owned()),
+        };
+        // A standby may take the pool over. If none does, the next renewal keeps it.
+        if let Some(error) = failure.as_ref().filter(|_| !has_failed) {
+            tracing::warn!("{}: cannot renew the lease: {error}", journal.title);
         }
+        has_failed = failure.is_some();
         header.number += 1;
-        tokio::time::sleep(length / RENEWALS).await;
+        let part = if has_failed { RETRY_PART } else { RENEWALS };
+        tokio::time::sleep(length / part).await;
     }
 }
 

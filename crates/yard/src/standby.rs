@@ -128,21 +128,21 @@ impl WatchedPool {
         let mut seen = SeenLease::default();
         let mut has_failed = false;
         loop {
-            match remote::lease(&self.path) {
-                Ok(lease) if seen.has_run_out(lease, Instant::now(), self.lease) => {
-                    tracing::warn!(
-                        pool = self.path,
-                        "the lease was not renewed for {} s: taking the pool over",
-                        self.lease.as_secs_f64()
-                    );
-                    return true;
-                }
-                Ok(_) => has_failed = false,
-                Err(error) if !has_failed => {
-                    has_failed = true;
-                    tracing::warn!(pool = self.path, %error, "the lease cannot be read");
-                }
-                Err(_) => {}
+            let asked = Instant::now();
+            let found = remote::lease(&self.path);
+            if let Err(error) = &found
+                && !has_failed
+            {
+                tracing::warn!(pool = self.path, %error, "the lease cannot be read");
+            }
+            has_failed = found.is_err();
+            if seen.has_run_out(found.ok(), asked, self.lease) {
+                tracing::warn!(
+                    pool = self.path,
+                    "the lease was not renewed for {} s: taking the pool over",
+                    self.lease.as_secs_f64()
+                );
+                return true;
             }
             match stopped.recv_timeout(self.lease / READS) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -152,21 +152,43 @@ impl WatchedPool {
     }
 }
 
-/// The lease that was seen last, and when it was seen first.
+/// The lease that was seen last, and when it was asked for.
 #[derive(Debug, Default)]
-struct SeenLease(Option<(Lease, Instant)>);
+struct SeenLease(Option<(Lease, Asked)>);
+
+/// When a lease was asked for that has not changed since.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    first: Instant,
+    last: Instant,
+}
 
 impl SeenLease {
-    /// Whether a lease that is seen at the time `now` has not changed for its length. Without a
-    /// lease no opener has promised to renew one.
-    fn has_run_out(&mut self, lease: Option<Lease>, now: Instant, length: Duration) -> bool {
-        match (lease, self.0) {
-            (Some(lease), Some((last, since))) if lease == last => now - since >= length,
-            (lease, _) => {
-                self.0 = lease.map(|lease| (lease, now));
-                false
+    /// Whether a lease has not changed for its length. `found` is what the object store returned
+    /// when it was asked at the time `asked`; `None`: it did not answer. Without a lease no opener
+    /// has promised to renew one.
+    ///
+    /// The time begins again after a request without an answer, and after a pause that is longer
+    /// than two intervals between requests: the opener may not have reached the object store
+    /// either, or this machine was suspended.
+    fn has_run_out(
+        &mut self,
+        found: Option<Option<Lease>>,
+        asked: Instant,
+        length: Duration,
+    ) -> bool {
+        let Some(lease) = found.flatten() else {
+            self.0 = None;
+            return false;
+        };
+        let first = match self.0 {
+            Some((seen, times)) if seen == lease && asked - times.last <= length / READS * 2 => {
+                times.first
             }
-        }
+            _ => asked,
+        };
+        self.0 = Some((lease, Asked { first, last: asked }));
+        asked - first >= length
     }
 }
 
@@ -179,26 +201,44 @@ mod tests {
     #[test]
     fn a_lease_runs_out_if_it_does_not_change_for_its_length() {
         let (begin, length) = (Instant::now(), Duration::from_secs(10));
-        let lease = |opener, renewals| Some(Lease { opener: [opener; 16], renewals });
+        let lease = |opener, renewals| Some(Some(Lease { opener: [opener; 16], renewals }));
+        let (removed, no_answer) = (Some(None), None);
         let mut seen = SeenLease::default();
-        for (second, lease, expected) in [
-            (0, None, false),
-            (100, None, false),
+        for (second, found, expected) in [
+            (0, removed, false),
+            (100, removed, false),
             (101, lease(1, 5), false),
+            (104, lease(1, 5), false),
+            (107, lease(1, 5), false),
             (110, lease(1, 5), false),
-            // A renewal, after a time without an answer of the store.
-            (121, lease(1, 6), false),
-            (130, lease(1, 6), false),
+            // A renewal.
+            (113, lease(1, 6), false),
+            (116, lease(1, 6), false),
+            (119, lease(1, 6), false),
+            (122, lease(1, 6), false),
             // Another opener.
-            (131, lease(2, 6), false),
+            (123, lease(2, 6), false),
+            (126, lease(2, 6), false),
+            (129, lease(2, 6), false),
+            (132, lease(2, 6), false),
+            (133, lease(2, 6), true),
+            (134, removed, false),
+            (135, lease(2, 6), false),
             (140, lease(2, 6), false),
-            (141, lease(2, 6), true),
-            // The lease was removed.
-            (142, None, false),
-            (200, lease(2, 6), false),
+            // An outage of the object store: the opener could not renew its lease either.
+            (143, no_answer, false),
+            (146, lease(2, 6), false),
+            (150, lease(2, 6), false),
+            (155, lease(2, 6), false),
+            (156, lease(2, 6), true),
+            // This machine was suspended, or its request took long.
+            (170, lease(2, 6), false),
+            (176, lease(2, 6), false),
+            (179, lease(2, 6), false),
+            (180, lease(2, 6), true),
         ] {
-            let now = begin + Duration::from_secs(second);
-            assert_eq!(seen.has_run_out(lease, now, length), expected, "at {second} s");
+            let asked = begin + Duration::from_secs(second);
+            assert_eq!(seen.has_run_out(found, asked, length), expected, "at {second} s");
         }
     }
 
