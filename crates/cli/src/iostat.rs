@@ -146,7 +146,8 @@ fn extended(it: &Interval) -> [String; 24] {
     let mib = |bytes: u64| format!("{:.2}", it.rate(bytes) / MIB);
     let merged = |op: &OpView| format!("{:.2}", 100.0 * part(op.merges, op.ops));
     let wait = |latency: &[u64]| format!("{:.3}", mean_ns(latency).unwrap_or(0) as f64 / 1e6);
-    let size = |op: &OpView| format!("{:.2}", part(op.bytes, op.ops - op.errors) / KIB);
+    let size =
+        |op: &OpView| format!("{:.2}", part(op.bytes, op.ops.saturating_sub(op.errors)) / KIB);
     let (reads, writes, discards) = (&it.reads, &it.writes, &it.discards);
     [
         it.device.clone(),

@@ -23,6 +23,7 @@ use blockyard_yard::paths::TempDir;
 use blockyard_yard::uri;
 use blockyard_yard::vhost::VhostPlace;
 use blockyard_yard::volumes::{ScrubLine, VolumeRequest};
+use blockyard_yard::warnings::WarningKind;
 use serde_json::Value;
 
 /// The most requests for metrics until the peaks are there; a request takes milliseconds.
@@ -241,6 +242,29 @@ fn every_metric_of_the_dashboard_and_of_the_alerts_exists() {
                 assert!(labels.contains(label), "{file}: `{name}` has no label `{label}`");
             }
         }
+    }
+}
+
+#[test]
+fn every_warning_raises_an_alert() {
+    let alerts = fs::read_to_string(contrib("prometheus/alerts.yaml")).unwrap();
+    // The conditions of these have metrics of their own.
+    let by_metric = [
+        (WarningKind::NoSpace, "BlockyardPoolNoSpace"),
+        (WarningKind::PoolReadOnly, "BlockyardPoolFailedReadOnly"),
+        (WarningKind::CopyBad, "BlockyardPoolCopyBad"),
+        (WarningKind::ScrubDamage, "BlockyardScrubFoundDamage"),
+        (WarningKind::BackupFailed, "BlockyardBackupFailed"),
+    ];
+    let kinds: BTreeSet<&str> = alerts
+        .lines()
+        .filter(|line| line.contains("blockyard_warnings{kind="))
+        .flat_map(|line| line.split('"').nth(1).unwrap().split('|'))
+        .collect();
+    for kind in WarningKind::ALL {
+        let alert = by_metric.iter().find(|(it, _)| *it == kind);
+        let has_alert = alert.is_some_and(|(_, name)| alerts.contains(&format!("alert: {name}\n")));
+        assert!(has_alert || kinds.contains(kind.name()), "{}", kind.name());
     }
 }
 

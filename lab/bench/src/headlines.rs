@@ -190,7 +190,10 @@ const HEADLINES: &[Headline] = &[
         "observers",
     ),
     line(
-        ["the part of the processors that these observers take", "at most 0.01"],
+        [
+            "CPU time of these observers and of the daemon for them, as a part of all processors",
+            "at most 0.01",
+        ],
         ["observers", "read-depth-128", "observing_share"],
         ["0.01 of the processors", "all-three"],
         "observers",

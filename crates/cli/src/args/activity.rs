@@ -36,13 +36,15 @@ const IOSTAT_HELP: &str = "\
 The first report is of the time since the daemon opened each device, the next ones are of each
 INTERVAL. The words at the end that are numbers are INTERVAL and COUNT, the others are devices.
 
-Columns, as in iostat -x: operations per second (r reads, w writes, d discards, f flushes), MiB per
+Columns, as in iostat -xm: operations per second (r reads, w writes, d discards, f flushes), MiB per
 second, merged operations per second and their share of all in percent, mean latency in milliseconds
 (await), mean size in KiB (areq-sz), and the mean number of operations in progress (aqu-sz). Appends
-and write-zeroes count as writes. z/s and z_await, which iostat lacks, are of commands on zones:
-reset, open, close and finish. There is no %util: requests of several queues overlap.
+and write-zeroes count as writes. iostat has no z/s and z_await: they are the rate and the mean
+latency of zone management (reset, open, close, finish). There is no %util: a device that executes
+requests in parallel can show 100 % far below its limit. Flushes of a device without a write cache
+complete at once: f/s counts them, f_await does not.
 
-With -l, as in zpool iostat -l: operations per second, bytes per second, mean latency of reads,
+With -l, similar to zpool iostat -l: operations per second, bytes per second, mean latency of reads,
 writes, flushes and discards, and percentiles of the latency of reads and writes together.
 
 Examples:
@@ -58,7 +60,7 @@ pub(crate) struct IostatArgs {
     /// Devices, all by default; the seconds between two reports; the number of reports
     #[arg(value_name = "DEVICE... [INTERVAL [COUNT]]")]
     pub(crate) words: Vec<String>,
-    /// Latencies, with the columns of zpool iostat -l
+    /// Show latencies, with columns like those of zpool iostat -l
     #[arg(short, long)]
     pub(crate) latency: bool,
     /// Leave out the report of the time since the daemon opened the devices

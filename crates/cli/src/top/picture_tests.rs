@@ -125,7 +125,7 @@ fn connections() -> Vec<ConnectionView> {
         id: u64::from(queue),
         queue: Some(queue),
         host: Some(host.to_owned()),
-        ..connection("nvme", "zoned0", "192.168.7.21:53122", load)
+        ..connection("nvme", "zoned0", &format!("192.168.7.21:{}", 53120 + queue), load)
     };
     vec![
         nvme(1, [6_310, 0, 395 * MIB]),
