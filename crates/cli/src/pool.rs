@@ -2,22 +2,23 @@
 //! and `zpool iostat`.
 
 pub(crate) mod copies;
+pub(crate) mod cost;
 mod preflight;
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use blockyard_core::channel::percentile_ns;
-use blockyard_object::cost::{Cost, Month, S3_STANDARD};
-use blockyard_store::remote::RequestTotals;
 use blockyard_yard::activity::PoolActivity;
 use blockyard_yard::client::Client;
 use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::scrubs::ScrubStateView;
 use blockyard_yard::table::duration;
 use blockyard_yard::view::{StatsView, sparse};
-use blockyard_yard::volumes::{LastScrubView, PoolView, RequestsView, ResyncView, UploadView};
+use blockyard_yard::volumes::{LastScrubView, PoolView, ResyncView, UploadView};
 use serde_json::{Value, json};
+
+use cost::{cost, forecast};
 
 use crate::args::{
     PoolCommand, PoolIostatArgs, PoolListArgs, PoolStatusArgs, PoolsArgs, VolumePoolArgs,
@@ -180,6 +181,9 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
     if let Some(upload) = &view.upload {
         writeln!(out, "upload: {}", uploading(upload))?;
         writeln!(out, "  cost: {}", cost(&upload.requests, view.used_bytes))?;
+        if let Some(line) = forecast(view) {
+            writeln!(out, "  forecast: {line}")?;
+        }
         if let Some(since) = upload.missing_since {
             writeln!(
                 out,
@@ -288,26 +292,6 @@ fn uploading(upload: &UploadView) -> String {
         seconds(upload.max_lag_ms),
         waiting,
         log
-    )
-}
-
-/// The time for which requests are counted before they are taken for those of a month.
-const COST_MS_MIN: u64 = 60_000;
-
-/// The requests since the pool was opened, and what a month costs at this rate, in a line.
-fn cost(requests: &RequestsView, stored_bytes: u64) -> String {
-    let RequestsView { puts, gets, sent_bytes, read_bytes, over_ms } = *requests;
-    let counted = format!("{puts} PUTs and {gets} GETs in {} s", over_ms / 1000);
-    if over_ms < COST_MS_MIN {
-        return counted;
-    }
-    let totals = RequestTotals { puts, gets, sent_bytes, read_bytes, over_ms };
-    let Cost { requests, transfer, storage } = Month::of(&totals, stored_bytes).cost(&S3_STANDARD);
-    format!(
-        "{counted}; a month at this rate: ${:.2} for requests, ${storage:.2} for {} in {}",
-        requests + transfer,
-        rounded(stored_bytes),
-        S3_STANDARD.name
     )
 }
 
@@ -599,20 +583,6 @@ mod tests {
         assert!(trouble(&pool).unwrap().0.contains("A copy is not good"));
         pool.view.failed_read_only = true;
         assert_eq!(pool.health(), "READONLY");
-    }
-
-    #[test]
-    fn requests_are_a_line_with_the_price_of_a_month() {
-        let requests =
-            RequestsView { puts: 60, gets: 6, over_ms: 59_000, ..RequestsView::default() };
-        assert_eq!(cost(&requests, 100 << 30), "60 PUTs and 6 GETs in 59 s");
-        // 2,592,000 PUTs at $5 a million, 259,200 GETs at $0.4 a million, and $0.023 for a GB.
-        let requests = RequestsView { over_ms: 60_000, ..requests };
-        assert_eq!(
-            cost(&requests, 100 << 30),
-            "60 PUTs and 6 GETs in 60 s; a month at this rate: $13.06 for requests, $2.30 for 100G \
-             in S3 Standard"
-        );
     }
 
     #[test]

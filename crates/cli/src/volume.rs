@@ -30,6 +30,7 @@ use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::human::{date, exact, rounded};
 use crate::pool::copies;
+use crate::pool::cost::{cost, forecast};
 
 use pool::{Make, PoolAccess, ReadOnlyAccess};
 
@@ -313,6 +314,10 @@ fn show_pool(
     // A pool that is not open has no activity.
     if is_open {
         rows.extend(activity(pool));
+        if let Some(upload) = &pool.upload {
+            rows.push(("cost", cost(&upload.requests, pool.used_bytes)));
+        }
+        rows.extend(forecast(pool).map(|line| ("forecast", line)));
     }
     rows.extend(pool.copies.iter().map(|copy| ("copy", shown(copy))));
     print_rows(&rows, out)
