@@ -98,6 +98,52 @@ fn commands_change_nothing(store: &S3Server, yard: &Yard) {
     nbdsh(&yard.uri("v0"), "import nbd\nh.pwrite(b'x' * 4096, 8 << 20, nbd.CMD_FLAG_FUA)");
 }
 
+/// A volume goes from a directory into an object store, and back into another directory.
+fn a_volume_moves_there_and_back(program: S3Program) {
+    let folder = Place::new();
+    let Some(store) = program.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let [here, back, image] = ["here", "back", "image"].map(|name| folder.file(name));
+    let bytes = || {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut bytes = vec![0; 8 << 20];
+        random.fill(&mut bytes[..3 << 20]);
+        bytes
+    };
+    std::fs::write(&image, bytes()).unwrap();
+    let there = |args: &[&str]| command_at(folder.path(), &store, args);
+    there(&["volume", "import", &here, "v0", &image]).ok();
+    there(&["volume", "snapshot", &here, "v0@first"]).ok();
+    let no_size = there(&["volume", "move", &here, "v0", POOL]).fails();
+    no_size.says(&["invalid pool_size `0`: expected the most bytes"]);
+    let listed = there(&["volume", "list", "-Ho", "name", "-t", "all", &here]).ok();
+    assert_eq!(listed.out, "v0\nv0@first\n");
+
+    let moved = there(&["volume", "move", &here, "v0", POOL, "--pool-size", "2G"]).ok();
+    assert!(moved.out.starts_with("moved v0 to s3://vol/pool: 1 snapshot, 3.0"), "{moved}");
+    assert_eq!(there(&["volume", "list", "-H", &here]).ok().out, "");
+    let mut yard = serve(&store, "");
+    let write = "import nbd\nh.pwrite(b'w' * 4096, 4 << 20, nbd.CMD_FLAG_FUA)";
+    nbdsh(&yard.uri("v0"), write);
+    yard.signal("TERM");
+    assert!(yard.end().success());
+    there(&["volume", "move", POOL, "v0", &back, "--take-over"]).ok();
+    for name in ["v0@first", "v0"] {
+        let out = folder.file(&format!("{name}.raw"));
+        there(&["volume", "export", &back, name, &out]).ok();
+        let mut wanted = bytes();
+        if name == "v0" {
+            wanted[4 << 20..][..4096].fill(b'w');
+        }
+        assert!(std::fs::read(&out).unwrap() == wanted, "{name} has other bytes");
+    }
+}
+
+#[test]
+fn a_volume_moves_into_minio_and_back() {
+    a_volume_moves_there_and_back(S3Program::Minio);
+}
+
 fn a_pool_outlives_its_machine(program: S3Program) {
     let folder = Place::new();
     let Some(store) = program.start(folder.path()) else { return };

@@ -28,8 +28,8 @@ pub(crate) use volume::{
     BackingFiles, ImageFormat, ListedKind, SecretArgs, VerifyStreamArgs, VolumeAt,
     VolumeChangeKeyArgs, VolumeCommand, VolumeDestroyArgs, VolumeDiffArgs, VolumeExportArgs,
     VolumeGetArgs, VolumeHoldArgs, VolumeHoldsArgs, VolumeImportArgs, VolumeListArgs,
-    VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs, VolumeScrubArgs,
-    VolumeSendArgs, VolumeSetArgs, VolumeShowArgs, VolumeUnlockArgs,
+    VolumeMoveArgs, VolumeNameArgs, VolumePoolArgs, VolumePruneArgs, VolumeReceiveArgs,
+    VolumeScrubArgs, VolumeSendArgs, VolumeSetArgs, VolumeShowArgs, VolumeUnlockArgs,
 };
 
 use blockyard_core::zone::check::Target;

@@ -6,6 +6,7 @@ mod diff;
 mod image;
 mod import;
 mod list;
+mod move_volume;
 pub(crate) mod pool;
 pub(crate) mod progress;
 mod properties;
@@ -90,6 +91,7 @@ pub(crate) fn run(command: &VolumeCommand, out: &mut impl Write) -> Result<(), F
         VolumeCommand::Destroy(args) => destroy(args, out),
         VolumeCommand::Diff(args) => diff::run(args, out),
         VolumeCommand::Prune(args) => prune(args, out),
+        VolumeCommand::Move(args) => move_volume::run(args, out),
         VolumeCommand::Send(args) => stream::send(args, out),
         VolumeCommand::Receive(args) => stream::receive(args, out),
         VolumeCommand::VerifyStream(args) => stream::verify(args, out),

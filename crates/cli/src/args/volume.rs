@@ -108,6 +108,9 @@ pub(crate) enum VolumeCommand {
     /// List the ranges in which a volume or snapshot differs from a snapshot; reads maps, no data
     #[command(after_help = DIFF_HELP)]
     Diff(VolumeDiffArgs),
+    /// Move a volume that is not in use, with its snapshots, to another pool
+    #[command(mut_arg("name", |arg| arg.help("The volume to move")), after_help = MOVE_HELP)]
+    Move(VolumeMoveArgs),
     /// Write a snapshot, its changes since an older snapshot, or several snapshots, as a stream
     #[command(after_help = SEND_HELP)]
     Send(VolumeSendArgs),
@@ -501,6 +504,30 @@ pub(crate) struct VolumeResizeArgs {
     /// Space reserved for the volume, before compression; 0 takes it back
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) reservation: Option<u64>,
+}
+
+const MOVE_HELP: &str = "\
+The volume keeps its name, its snapshots and its properties. An encrypted volume stays encrypted,
+and opens by the same passphrase or key. It is destroyed in the first pool when the other one has
+all of it, durably. A move that fails changes neither pool. One that is killed leaves the volume in
+the first pool, and perhaps an incomplete one in the other: destroy that, and move again.
+
+Examples:
+  blockyard volume move /srv/pool v0 s3://volumes/pool0 --pool-size 1T
+  blockyard volume move s3://volumes/pool0 v0 /srv/pool
+";
+
+/// `volume move`.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeMoveArgs {
+    #[command(flatten)]
+    pub(crate) at: VolumeAt,
+    /// The other pool, which is created if there is none: a directory or s3://BUCKET/PREFIX
+    #[arg(value_name = "TO", index = 3)]
+    pub(crate) to: PathBuf,
+    /// Capacity of a pool in an object store that this creates
+    #[arg(long = "pool-size", value_name = "SIZE", value_parser = bytes, default_value = "0")]
+    pub(crate) capacity: u64,
 }
 
 const SEND_HELP: &str = "\

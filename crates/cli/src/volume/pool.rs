@@ -45,6 +45,16 @@ impl PoolAccess {
         }
     }
 
+    /// The volumes and snapshots.
+    pub(super) fn volumes(&self) -> Result<Vec<VolumeView>, Failure> {
+        match self {
+            PoolAccess::Here(running) => {
+                Ok(VolumeView::with_space(running, None).map_err(refused)?)
+            }
+            PoolAccess::There(client, path) => Ok(client.space(path, None)?),
+        }
+    }
+
     /// Carries a verb out.
     pub(crate) fn work(&self, verb: &str, request: VolumeRequest) -> Result<VolumeDone, Failure> {
         match self {

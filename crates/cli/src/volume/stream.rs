@@ -38,7 +38,7 @@ pub(super) struct StreamSource {
 
 impl StreamSource {
     /// The streams of snapshots.
-    fn send(pool: &PoolAccess, request: VolumeRequest) -> Result<StreamSource, Failure> {
+    pub(super) fn send(pool: &PoolAccess, request: VolumeRequest) -> Result<StreamSource, Failure> {
         match pool {
             PoolAccess::There(client, path) => {
                 let request = VolumeRequest { pool: Some(text(path)?), ..request };
