@@ -58,6 +58,11 @@ impl S3Program {
         }
     }
 
+    /// Whether the program was built.
+    pub fn is_built(self) -> bool {
+        self.path().is_ok()
+    }
+
     /// Starts it with an empty directory below `folder`, which must outlive it.
     ///
     /// Returns `None` if `BLOCKYARD_TEST_SKIP` names `object-stores`.

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod nbd;
 pub mod nvme;
 pub mod nvme_threads;
+pub mod object_store;
 pub mod observers;
 pub mod race;
 mod ram_data;

@@ -20,6 +20,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::nvme::NAME, experiments::nvme::build),
         (experiments::nvme_threads::NAME, experiments::nvme_threads::build),
+        (experiments::object_store::NAME, experiments::object_store::build),
         (experiments::observers::NAME, experiments::observers::build),
         (experiments::race::NAME, experiments::race::build),
         (experiments::ram_kernel::NAME, experiments::ram_kernel::build),

@@ -4,6 +4,7 @@
 //! A process that is started here also ends here. A child has a time limit and dies with Ctrl-C. It
 //! is killed when its owner is dropped or the lab itself ends in any way.
 
+pub mod bucket_place;
 pub mod child;
 pub mod copy;
 pub(crate) mod cpu;

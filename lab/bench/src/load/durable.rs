@@ -23,6 +23,8 @@ const FLUSH: u64 = u64::MAX;
 pub enum Ask {
     /// Reads at random offsets.
     Read,
+    /// Sequential reads.
+    SequentialRead,
     /// Writes at random offsets, each durable when it completes.
     DurableWrite,
     /// Writes at random offsets, without FUA or flush.
@@ -127,7 +129,7 @@ impl Durable {
 
     fn place(&mut self) -> Sector {
         let block = match self.ios.ask {
-            Ask::Stream(_) => {
+            Ask::Stream(_) | Ask::SequentialRead => {
                 self.next = (self.next + 1) % self.blocks;
                 self.next
             }
@@ -150,7 +152,7 @@ impl Durable {
         while let Some(slot) = self.free.pop() {
             let at = self.place();
             let bio = match self.ios.ask {
-                Ask::Read => Bio::read(at, sectors, buf),
+                Ask::Read | Ask::SequentialRead => Bio::read(at, sectors, buf),
                 Ask::DurableWrite => Bio::write(at, sectors, buf).with_flags(Flags::FUA),
                 Ask::Write | Ask::Stream(_) => Bio::write(at, sectors, buf),
             };
@@ -187,7 +189,7 @@ impl Work for Durable {
             if !completion.status.is_ok() {
                 let what = match (completion.user_data, self.ios.ask) {
                     (FLUSH, _) => Op::Flush,
-                    (_, Ask::Read) => Op::Read,
+                    (_, Ask::Read | Ask::SequentialRead) => Op::Read,
                     _ => Op::Write,
                 };
                 return Err(LabError::failed(format!("a {}", what.name()), completion.status));
@@ -237,6 +239,7 @@ mod tests {
         let round = Round { warm_up, duration, number: 0, seed: 1, stop: &stop };
         for (ask, op) in [
             (Ask::Read, Op::Read),
+            (Ask::SequentialRead, Op::Read),
             (Ask::DurableWrite, Op::Write),
             (Ask::Write, Op::Write),
             (Ask::Stream(8), Op::Write),

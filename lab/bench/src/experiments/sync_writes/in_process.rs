@@ -173,7 +173,7 @@ impl Clients {
             .with(Metric::P50, latency.value_at_quantile(0.5) as f64)
             .with(Metric::P99, latency.value_at_quantile(0.99) as f64);
         if let (Some(before), Some(after)) = (written_before, written_after)
-            && self.ios.ask != Ask::Read
+            && !matches!(self.ios.ask, Ask::Read | Ask::SequentialRead)
         {
             sample = sample.with(AMPLIFICATION, (after - before) as f64 / bytes);
         }
