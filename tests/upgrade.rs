@@ -25,11 +25,11 @@ const RAM0: &str = "ram:///ram0?size=64M";
 /// A yard, and the processes that took its place. Dropping it kills them.
 pub(crate) struct Upgradable {
     pub(crate) yard: Yard,
-    successor: Option<u64>,
+    pub(crate) successor: Option<u64>,
 }
 
 impl Upgradable {
-    fn new(place: Place, args: &[&str]) -> Upgradable {
+    pub(crate) fn new(place: Place, args: &[&str]) -> Upgradable {
         Upgradable::of(Yard::serve_in(place, args))
     }
 
@@ -55,7 +55,7 @@ impl Upgradable {
 
     /// The process that answers requests of the control API.
     #[track_caller]
-    fn serving_pid(&self) -> u64 {
+    pub(crate) fn serving_pid(&self) -> u64 {
         let control = self.yard.control();
         let line = ["curl", "--silent", "--unix-socket", &control, "http://yard/v1/version"];
         crate::run::run(&line).ok().json()["pid"].as_u64().unwrap()
@@ -70,7 +70,7 @@ impl Upgradable {
 
     /// An upgrade that fails; the yard serves.
     #[track_caller]
-    fn fails(&self, args: &[&str]) -> Run {
+    pub(crate) fn fails(&self, args: &[&str]) -> Run {
         let run = self.yard.command(&[&["upgrade"], args].concat()).fails();
         self.yard.command(&["list"]).ok();
         run
@@ -94,7 +94,7 @@ impl Drop for Upgradable {
 }
 
 /// Says that the test is done, also if it fails.
-struct Done<'d>(&'d AtomicBool);
+pub(crate) struct Done<'d>(pub(crate) &'d AtomicBool);
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {
@@ -387,7 +387,7 @@ fn a_device_that_cannot_be_opened_again_is_named() {
 
 /// A program that speaks the new side's language up to the state, executes some statements, and
 /// ends.
-fn ends_after_state(statements: &str) -> String {
+pub(crate) fn ends_after_state(statements: &str) -> String {
     "#!/usr/bin/python3\n\
          import os, socket, struct\n\
          s = socket.socket(fileno=os.dup(0))\n\
@@ -395,7 +395,7 @@ fn ends_after_state(statements: &str) -> String {
          \x20   head = s.recv(16, socket.MSG_WAITALL)\n\
          \x20   return s.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)\n\
          def say(body):\n\
-         \x20   s.sendall(struct.pack('<8sII', b'BLKYHAND', 2, len(body)) + body)\n\
+         \x20   s.sendall(struct.pack('<8sII', b'BLKYHAND', 3, len(body)) + body)\n\
          assert b'offer' in message()\n\
          say(b'\"ready\"')\n\
          assert b'state' in message()\n"
@@ -423,7 +423,7 @@ fn another_version_of_the_format_is_refused_by_both_sides() {
          s.recv(16, socket.MSG_WAITALL)\n\
          s.sendall(struct.pack('<8sII', b'BLKYHAND', 99, 7) + b'\"ready\"')\n";
     executable(&program, script);
-    goes_on(place, &program, "the hand-over has format 99: expected 2");
+    goes_on(place, &program, "the hand-over has format 99: expected 3");
     let place = Place::new();
     let script = "
 import os, socket, struct, subprocess, sys
@@ -434,7 +434,7 @@ env = dict(os.environ, BLOCKYARD_HANDOVER='99')
 done = subprocess.run(args, stdin=there, env=env, stderr=subprocess.PIPE, text=True)
 there.close()
 assert done.returncode == 1, done
-assert 'the hand-over has format 99: expected 2' in done.stderr, done
+assert 'the hand-over has format 99: expected 3' in done.stderr, done
 head = here.recv(16, socket.MSG_WAITALL)
 assert b'format 99' in here.recv(struct.unpack('<8sII', head)[2], socket.MSG_WAITALL)
 ";
@@ -617,7 +617,7 @@ fn what_streams_use_is_not_handed_over() {
 }
 
 /// Makes a program.
-fn executable(path: &str, text: &str) {
+pub(crate) fn executable(path: &str, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -628,8 +628,8 @@ fn what_cannot_be_handed_over_is_named() {
     let place = Place::new();
     let trace = place.file("trace");
     let traced = format!("null:///t?size=1M&trace={trace}");
-    let yard = Upgradable::new(place, &[N0, &traced, "--nvme", "tcp:127.0.0.1:0"]);
-    yard.fails(&[]).says(&["NVMe is served at tcp:127.0.0.1:0", "`t` records the trace"]);
+    let yard = Upgradable::new(place, &[N0, &traced]);
+    yard.fails(&[]).says(&["`t` records the trace"]);
     drop(yard);
     let config = "[serve]\ncontrol = \"PLACE/control\"\nnbd = [\"unix:PLACE/nbd\"]\n\
                   [[device]]\nkind = \"null\"\nname = \"n0\"\nsize = \"1G\"\n";

@@ -249,7 +249,7 @@ pub(crate) struct ServeArgs {
     pub(crate) nvme_discovery: Vec<Endpoint>,
     /// Serve DEVICE to a virtual machine by vhost-user-blk at a unix socket, DEVICE=unix:PATH; may
     /// be repeated
-    #[arg(long, value_name = "DEVICE=PLACE", value_parser = vhost_place)]
+    #[arg(long, value_name = "DEVICE=PLACE", value_parser = VhostPlace::parse)]
     pub(crate) vhost: Vec<VhostPlace>,
     /// Make DEVICE the block device /dev/ublkbID of this machine by ublk, or one of any number;
     /// needs root; may be repeated
@@ -834,11 +834,6 @@ fn dh_group() -> impl TypedValueParser<Value = DhGroup> {
     let word = |text: String| DhGroup::ALL.into_iter().find(|group| group.word() == text);
     PossibleValuesParser::new(DhGroup::ALL.map(DhGroup::word))
         .map(move |text| word(text).expect("it is one of the words"))
-}
-
-fn vhost_place(text: &str) -> Result<VhostPlace, String> {
-    let (device, place) = text.split_once('=').ok_or("expected DEVICE=unix:PATH")?;
-    VhostPlace::of(device, place)
 }
 
 fn ublk_place(text: &str) -> Result<UblkPlace, String> {

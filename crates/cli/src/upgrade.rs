@@ -14,17 +14,18 @@ use crate::failure::{Code, Failure};
 
 const UPGRADE_HELP: &str = "\
 The yard starts the program again, with the same arguments, and hands its sockets, its NBD
-connections and its devices to the new process: clients wait for a moment and see no error. If the
-new process cannot start, or cannot open a device, the old one serves on, and this command fails.
+connections and its devices to the new process: clients wait for a moment and see no error. NVMe
+hosts and hypervisors are disconnected, and connect again to the same sockets. If the new process
+cannot start, or cannot open a device, the old one serves on, and this command fails.
 
 The devices and places are those of the running yard. Other settings are read from the configuration
 again.
 
 Devices in memory keep their data, which are copied while clients wait.
 
-A yard is not upgraded while it serves NVMe, vhost-user-blk, ublk or files, has a zonefs mounted, or
-records or replays a trace; or while it has TLS clients, unless --force disconnects them. Only the
-yard's own user and root may upgrade it.
+A yard is not upgraded while it serves ublk or files, has a zonefs mounted, or records or replays a
+trace; or while it has TLS clients, unless --force disconnects them. Only the yard's own user and
+root may upgrade it.
 
 Examples:
   blockyard upgrade

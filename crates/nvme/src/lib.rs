@@ -56,6 +56,6 @@ pub use controller::QUEUES_MAX;
 pub use host_link::{CommandTotals, LinkInfo};
 pub use server::{CONNECTIONS_MAX, TargetOptions, TargetServer};
 pub use subsystems::{
-    HostInfo, NQN_PREFIX, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo, Subsystems,
-    SuspendedSubsystem,
+    HostInfo, NQN_PREFIX, NamespaceNumbers, SUBSYSTEMS_MAX, SubsystemError, SubsystemInfo,
+    Subsystems, SuspendedSubsystem,
 };

@@ -1,6 +1,14 @@
 //! A server: listening sockets and an accepting thread. The threads that serve its connections may
 //! serve those of other servers too (`connection_threads.rs`).
 //!
+//! ```text
+//! ACCEPTS ── hold ──▸ HOLDS ── proceed ──▸ ACCEPTS
+//!    └──────── stop ────┴──▸ STOPPED
+//! ```
+//!
+//! While a server holds, hosts that connect wait in the queues of its sockets. Those that it has
+//! stay, until `disconnect`.
+//!
 //! Control plane: locks are taken when a host connects or disconnects, never for an I/O.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
@@ -8,8 +16,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -44,12 +52,14 @@ pub struct TargetOptions {
     pub drain_timeout: Duration,
     /// Whether hosts find only the discovery subsystem at this server.
     pub discovery_only: bool,
+    /// Whether hosts wait in the queues of the sockets until [`TargetServer::proceed`].
+    pub holds: bool,
 }
 
 impl Default for TargetOptions {
     fn default() -> TargetOptions {
         let (connections_max, drain_timeout) = (CONNECTIONS_MAX, Duration::from_secs(5));
-        TargetOptions { connections_max, drain_timeout, discovery_only: false }
+        TargetOptions { connections_max, drain_timeout, discovery_only: false, holds: false }
     }
 }
 
@@ -58,6 +68,8 @@ pub struct TargetServer {
     shared: Arc<TargetShared>,
     /// `None` once joined.
     accepting: Mutex<Option<JoinHandle<()>>>,
+    /// The sockets, while the accepting thread has them.
+    listeners: Weak<[TcpListener]>,
     /// Kept until the connections have ended.
     _threads: Arc<ConnectionThreads>,
 }
@@ -69,6 +81,8 @@ pub(crate) struct TargetShared {
     options: TargetOptions,
     addresses: Vec<SocketAddr>,
     stopping: AtomicBool,
+    /// Whether no host is accepted. Locked while one is.
+    holds: Mutex<bool>,
     /// Wakes the accepting thread.
     wake: Wake,
     links: Mutex<Links>,
@@ -146,7 +160,7 @@ impl TargetServer {
             listener.set_nonblocking(true)?;
             addresses.push(listener.local_addr()?);
         }
-        let discovery_only = options.discovery_only;
+        let TargetOptions { discovery_only, holds, .. } = options;
         let dh = Arc::clone(&threads.dh);
         let session = SessionShared { subsystems, discovery_only, dh };
         let shared = Arc::new(TargetShared {
@@ -154,10 +168,13 @@ impl TargetServer {
             options,
             addresses,
             stopping: AtomicBool::new(false),
+            holds: Mutex::new(holds),
             wake: Wake::new()?,
             links: Mutex::default(),
             left: Condvar::new(),
         });
+        let listeners: Arc<[TcpListener]> = listeners.into();
+        let sockets = Arc::downgrade(&listeners);
         let accept = {
             let (shared, threads) = (Arc::clone(&shared), Arc::clone(&threads));
             // The thread owns the listeners: they are closed when it has ended.
@@ -167,7 +184,8 @@ impl TargetServer {
         if !discovery_only {
             shared.session.subsystems.add_ports(&shared.addresses);
         }
-        Ok(TargetServer { shared, accepting: Mutex::new(Some(accepting)), _threads: threads })
+        let accepting = Mutex::new(Some(accepting));
+        Ok(TargetServer { shared, accepting, listeners: sockets, _threads: threads })
     }
 
     /// The addresses, with the actual port.
@@ -190,13 +208,41 @@ impl TargetServer {
         (link.peer == peer).then(|| link.channels.sum())
     }
 
+    /// The listening sockets, for another process.
+    ///
+    /// # Errors
+    /// If the system refuses descriptors.
+    pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let listeners = self.listeners.upgrade();
+        let listeners = listeners.iter().flat_map(|listeners| listeners.iter());
+        listeners.map(|listener| listener.try_clone().map(OwnedFd::from)).collect()
+    }
+
+    /// Accepts no more hosts, which wait in the queues of the sockets. When this returns, no host
+    /// is being accepted.
+    pub fn hold(&self) {
+        *self.shared.holds() = true;
+        self.shared.wake.raise();
+    }
+
+    /// Accepts hosts, also those that have waited.
+    pub fn proceed(&self) {
+        *self.shared.holds() = false;
+        self.shared.wake.raise();
+    }
+
+    /// Asks the present hosts to drain.
+    pub fn begin_disconnect(&self) {
+        self.shared.links().here.values().for_each(|link| link.request_end());
+    }
+
     /// Begins to stop without waiting: accepts no more hosts, and asks the present ones to drain.
     pub fn begin_shutdown(&self) {
         let shared = &self.shared;
         // Release: pairs with the Acquire in `is_stopping`.
         shared.stopping.store(true, Ordering::Release);
         shared.wake.raise();
-        shared.links().here.values().for_each(|link| link.request_end());
+        self.begin_disconnect();
     }
 
     /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts
@@ -213,9 +259,15 @@ impl TargetServer {
         if !shared.options.discovery_only {
             shared.session.subsystems.remove_ports(&shared.addresses);
         }
-        let deadline = Instant::now() + shared.options.drain_timeout;
+        // Also a host that was accepted just then.
+        self.disconnect(Instant::now() + shared.options.drain_timeout);
+    }
+
+    /// Lets the device complete every host's commands, and disconnects all hosts when they have
+    /// their answers. Connections that have not ended at the deadline are cut off.
+    pub fn disconnect(&self, deadline: Instant) {
+        let shared = &self.shared;
         let mut links = shared.links();
-        // Again: a host may have been accepted just then.
         links.here.values().for_each(|link| link.request_end());
         while !links.here.is_empty() && !socket::left(deadline).is_zero() {
             let waited = shared.left.wait_timeout(links, socket::left(deadline));
@@ -253,6 +305,10 @@ impl TargetShared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn holds(&self) -> MutexGuard<'_, bool> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_stopping(&self) -> bool {
         // Acquire: pairs with the Release in `begin_shutdown`.
         self.stopping.load(Ordering::Acquire)
@@ -265,13 +321,23 @@ impl TargetShared {
         listeners: &[TcpListener],
     ) {
         while !self.is_stopping() {
-            match socket::wait_readable(listeners, &self.wake) {
+            // No host comes at no socket.
+            let sockets = if *self.holds() { &listeners[..0] } else { listeners };
+            match socket::wait_readable(sockets, &self.wake) {
                 Ok(Ready::Yes) => {}
-                Ok(Ready::Woken | Ready::No) => continue,
+                Ok(Ready::Woken) => {
+                    self.wake.lower();
+                    continue;
+                }
+                Ok(Ready::No) => continue,
                 Err(error) => {
                     tracing::error!(%error, "cannot wait for NVMe hosts");
                     return;
                 }
+            }
+            let holds = self.holds();
+            if *holds {
+                continue;
             }
             for listener in listeners {
                 match listener.accept() {
@@ -287,6 +353,7 @@ impl TargetShared {
                     }
                 }
             }
+            drop(holds);
         }
     }
 

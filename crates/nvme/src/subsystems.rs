@@ -5,6 +5,7 @@
 //! open; by no other I/O command.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -486,6 +487,8 @@ struct SubsystemTable {
     added: u64,
     /// The namespace number that was given out last.
     last_nsid: u32,
+    /// The numbers of devices that will be added again, by their names. No other device gets one.
+    kept: BTreeMap<String, u32>,
     /// The number of changes, for discovery.
     generation: u64,
     /// The number of changes of namespaces, and of all that discovery shows.
@@ -514,11 +517,23 @@ impl SubsystemTable {
     fn take_nsid(&mut self) -> u32 {
         loop {
             self.last_nsid = self.last_nsid % SUBSYSTEMS_MAX as u32 + 1;
-            if self.subsystems.iter().all(|it| it.nsid != self.last_nsid) {
-                return self.last_nsid;
+            let next = self.last_nsid;
+            let mut used =
+                self.subsystems.iter().map(|it| it.nsid).chain(self.kept.values().copied());
+            if used.all(|number| number != next) {
+                return next;
             }
         }
     }
+}
+
+/// The numbers of the devices as namespaces of the subsystem of all devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceNumbers {
+    /// By the names of the devices.
+    pub of: BTreeMap<String, u32>,
+    /// The number that was given out last.
+    pub last: u32,
 }
 
 impl Subsystems {
@@ -566,11 +581,13 @@ impl Subsystems {
         if is_taken || self.all_nqn() == Some(&*nqn) {
             return Err(SubsystemError::Taken(name.to_owned()));
         }
-        if table.subsystems.len() >= SUBSYSTEMS_MAX {
+        let others = table.kept.keys().filter(|kept| *kept != name).count();
+        if table.subsystems.len() + others >= SUBSYSTEMS_MAX {
             return Err(SubsystemError::Full);
         }
         table.added += 1;
-        let (id, nsid) = (table.added, table.take_nsid());
+        let kept = table.kept.remove(name);
+        let (id, nsid) = (table.added, kept.unwrap_or_else(|| table.take_nsid()));
         Arc::make_mut(&mut table.subsystems).push(Arc::new(Subsystem {
             name: name.to_owned(),
             identity: Identity::of(nqn, &self.host),
@@ -589,6 +606,26 @@ impl Subsystems {
         }));
         table.note_change();
         Ok(())
+    }
+
+    /// The numbers of all devices, also of those that will be added again.
+    pub fn numbers(&self) -> NamespaceNumbers {
+        let table = self.table();
+        let present = table.subsystems.iter().map(|it| (it.name.clone(), it.nsid));
+        let kept = table.kept.iter().map(|(name, nsid)| (name.clone(), *nsid));
+        NamespaceNumbers { of: kept.chain(present).collect(), last: table.last_nsid }
+    }
+
+    /// Keeps numbers for devices that will be added again: a host that connects again finds each
+    /// device as the namespace that it was.
+    pub fn keep_numbers(&self, numbers: NamespaceNumbers) {
+        let mut table = self.table();
+        (table.kept, table.last_nsid) = (numbers.of, numbers.last);
+    }
+
+    /// Keeps no numbers any more for devices that were not added again.
+    pub fn release_numbers(&self) {
+        self.table().kept.clear();
     }
 
     /// Takes the disk of a subsystem away, to replace it by another one while its hosts stay
@@ -811,6 +848,28 @@ mod tests {
             assert_eq!(add(&[2, 3]), wanted);
         }
         assert_eq!((add(&[2, 3]), add(&[2, 3])), (1, 4));
+    }
+
+    /// A host that connected again after an upgrade would find other data at a number.
+    #[test]
+    fn a_device_that_is_added_again_gets_the_number_that_was_kept() {
+        let subsystems = Subsystems::new("", HostAccess::default(), None);
+        let add = |name: &str| subsystems.add(name, null()).unwrap();
+        let remove = |name: &str| subsystems.remove(name, Duration::ZERO).unwrap();
+        ["a", "b", "c"].into_iter().for_each(add);
+        remove("a");
+        let numbers = subsystems.numbers();
+        assert_eq!((numbers.of["b"], numbers.of["c"], numbers.last), (2, 3, 3));
+        subsystems.keep_numbers(numbers.clone());
+        ["b", "c"].into_iter().for_each(remove);
+        assert_eq!(subsystems.numbers(), numbers);
+        ["c", "other", "b"].into_iter().for_each(add);
+        let numbers = subsystems.numbers();
+        assert_eq!((numbers.of["b"], numbers.of["c"], numbers.of["other"]), (2, 3, 4));
+        // A number is kept once.
+        remove("b");
+        add("b");
+        assert_eq!(subsystems.numbers().of["b"], 5);
     }
 
     /// A mount of a zonefs that counts no client reads the write pointers. An I/O queue that had

@@ -4,17 +4,20 @@
 //! LISTENING ── a hypervisor connects ──▸ CONNECTED ── it leaves ──▸ LISTENING
 //!      └───────────── stop ──▸ STOPPED ◂── stop ──┘
 //! disk: PRESENT ── suspend ──▸ ABSENT ── resume ──▸ PRESENT
+//! socket: ACCEPTS ── hold ──▸ HOLDS ── proceed ──▸ ACCEPTS
 //! ```
 //!
 //! A device has one hypervisor at a time: another one waits until the first has left. While the
-//! disk is absent, the connected hypervisor's requests wait, and others are refused.
+//! disk is absent, the connected hypervisor's requests wait, and others are refused. While the
+//! server holds, a hypervisor that connects waits in the queue of the socket.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -62,7 +65,9 @@ pub struct VhostInfo {
 pub struct VhostServer {
     shared: Arc<ServerShared>,
     /// `None` once joined.
-    thread: Mutex<Option<JoinHandle<UnixListener>>>,
+    thread: Mutex<Option<JoinHandle<Arc<UnixListener>>>>,
+    /// The socket, until the thread is joined.
+    listener: Weak<UnixListener>,
 }
 
 struct ServerShared {
@@ -70,6 +75,8 @@ struct ServerShared {
     name: String,
     poll_percent: u32,
     is_stopping: AtomicBool,
+    /// Whether no hypervisor is accepted. Locked while one is.
+    holds: Mutex<bool>,
     wake: Wake,
     counts: DeviceCounts,
     state: Mutex<ServerState>,
@@ -95,7 +102,8 @@ struct Connected {
 
 impl VhostServer {
     /// Serves a disk at a socket that listens already. The thread of each ring may look for work,
-    /// instead of sleeping, for `poll_percent` percent of the time, of 100 at most.
+    /// instead of sleeping, for `poll_percent` percent of the time, of 100 at most. A server that
+    /// `holds` accepts no hypervisor until [`VhostServer::proceed`].
     ///
     /// # Errors
     /// If the system refuses a thread or a descriptor.
@@ -103,6 +111,7 @@ impl VhostServer {
         disk: SharedDisk,
         listener: UnixListener,
         poll_percent: u32,
+        holds: bool,
     ) -> io::Result<VhostServer> {
         listener.set_nonblocking(true)?;
         let name = disk.disk.name().to_owned();
@@ -111,10 +120,13 @@ impl VhostServer {
             name,
             poll_percent,
             is_stopping: AtomicBool::new(false),
+            holds: Mutex::new(holds),
             wake: Wake::new()?,
             counts: DeviceCounts::new(),
             state: Mutex::new(ServerState { disk: Some(disk), connected: None }),
         });
+        let listener = Arc::new(listener);
+        let socket = Arc::downgrade(&listener);
         let accept = {
             let shared = Arc::clone(&shared);
             move || {
@@ -123,7 +135,29 @@ impl VhostServer {
             }
         };
         let thread = thread::Builder::new().name(thread_name).spawn(accept)?;
-        Ok(VhostServer { shared, thread: Mutex::new(Some(thread)) })
+        Ok(VhostServer { shared, thread: Mutex::new(Some(thread)), listener: socket })
+    }
+
+    /// The listening socket, for another process.
+    ///
+    /// # Errors
+    /// If the server is stopped, or the system refuses a descriptor.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        let listener = self.listener.upgrade().ok_or(ErrorKind::NotConnected)?;
+        Ok(listener.try_clone()?.into())
+    }
+
+    /// Accepts no other hypervisor, which waits in the queue of the socket. When this returns, none
+    /// is being accepted.
+    pub fn hold(&self) {
+        *self.shared.holds() = true;
+        self.shared.wake.raise();
+    }
+
+    /// Accepts hypervisors, also one that has waited.
+    pub fn proceed(&self) {
+        *self.shared.holds() = false;
+        self.shared.wake.raise();
     }
 
     /// The state of the server.
@@ -242,7 +276,7 @@ impl VhostServer {
         self.thread().as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<UnixListener>>> {
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<Arc<UnixListener>>>> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -266,6 +300,10 @@ impl ServerShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn holds(&self) -> MutexGuard<'_, bool> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_stopping(&self) -> bool {
         // Acquire: pairs with the Release in `VhostServer::stop`.
         self.is_stopping.load(Ordering::Acquire)
@@ -274,16 +312,29 @@ impl ServerShared {
     fn accept_all(&self, listener: &UnixListener) {
         let device = &self.name;
         while !self.is_stopping() {
-            match socket::wait_readable(&[listener], &self.wake) {
+            let all = [listener];
+            // No hypervisor comes at no socket.
+            let sockets = if *self.holds() { &all[..0] } else { &all };
+            match socket::wait_readable(sockets, &self.wake) {
                 Ok(Ready::Yes) => {}
-                Ok(Ready::Woken | Ready::No) => continue,
+                Ok(Ready::Woken) => {
+                    self.wake.lower();
+                    continue;
+                }
+                Ok(Ready::No) => continue,
                 Err(error) => {
                     tracing::error!(device, %error, "cannot wait for a hypervisor");
                     return;
                 }
             }
-            let served = listener.accept().and_then(|(stream, _)| self.serve(stream));
-            match served {
+            let accepted = {
+                let holds = self.holds();
+                if *holds {
+                    continue;
+                }
+                listener.accept()
+            };
+            match accepted.and_then(|(stream, _)| self.serve(stream)) {
                 Ok(()) => tracing::info!(device, "the hypervisor has left"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => {

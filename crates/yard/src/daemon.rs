@@ -24,7 +24,7 @@ use crate::config;
 use crate::control::{ControlError, ControlPlaces, ControlServer, Event};
 use crate::devices::Devices;
 use crate::error::YardError;
-use crate::nvme_listeners::{self, DRAIN, NvmeListeners};
+use crate::nvme_listeners::{self, DRAIN, NvmeListeners, NvmeSockets};
 use crate::spec::DeviceSpec;
 use crate::stack::Made;
 use crate::standby;
@@ -96,6 +96,13 @@ impl DaemonOptions {
             ListenerKind::Control => is_it(self.control.as_ref().map(ToString::to_string)),
             ListenerKind::Metrics => is_it(self.metrics.as_ref().map(ToString::to_string)),
             ListenerKind::Web => is_it(self.web.as_ref().map(ToString::to_string)),
+            // Requests may have started it.
+            ListenerKind::Nvme | ListenerKind::NvmeDiscovery => true,
+            ListenerKind::Vhost => {
+                let is_same = |it: &VhostPlace| it.to_string() == place;
+                let is_its = |it: &&VhostPlace| place.starts_with(&format!("{}=", it.device));
+                self.vhost.iter().find(is_its).is_none_or(is_same)
+            }
         }
     }
 
@@ -221,15 +228,12 @@ struct BoundNbd {
     inherited: Option<u32>,
 }
 
-/// The endpoints of an option, with their sockets.
-type BoundNvme<'e> = Vec<(&'e Endpoint, Vec<TcpListener>)>;
-
 /// Sockets that listen, and at which no client is served yet.
-struct BoundPlaces<'e> {
+struct BoundPlaces {
     nbd: Vec<BoundNbd>,
     vhost: Vec<BoundVhost>,
-    nvme: BoundNvme<'e>,
-    nvme_discovery: BoundNvme<'e>,
+    /// Those for discovery are last.
+    nvme: Vec<NvmeSockets>,
 }
 
 /// A running daemon. Dropping it ends it, in order.
@@ -270,6 +274,9 @@ impl Daemon {
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
         devices.make_subsystems(access, options.nvme_access.subsystem.clone());
+        if let Some(inherited) = options.inherited.as_deref() {
+            devices.keep_namespace_numbers(inherited.numbers().clone());
+        }
         control.nvme.set_resources(&options.nvme_access);
         if let Some(place) = &options.control {
             devices.set_control(&place.path);
@@ -313,8 +320,7 @@ impl Daemon {
         let bound = BoundPlaces {
             nbd: daemon.bind_nbd(options)?,
             vhost: daemon.bind_vhost(options)?,
-            nvme: bind_all_nvme(NVME, &options.nvme)?,
-            nvme_discovery: bind_all_nvme(NVME_DISCOVERY, &options.nvme_discovery)?,
+            nvme: bind_nvme(options)?,
         };
         daemon.add_devices(options)?;
         daemon.serve_all(options, bound)?;
@@ -368,10 +374,17 @@ impl Daemon {
     fn serve_all(
         &mut self,
         options: &DaemonOptions,
-        mut bound: BoundPlaces<'_>,
+        mut bound: BoundPlaces,
     ) -> Result<(), DaemonError> {
         let inherited = options.inherited.as_deref();
         let adopted = self.adopt(inherited, &mut bound.nbd)?;
+        let is_inherited = |it: &mut BoundVhost| it.is_inherited();
+        for bound in bound.vhost.extract_if(.., is_inherited) {
+            self.serve_vhost(bound)?;
+        }
+        for bound in bound.nvme.extract_if(.., |it| it.is_inherited) {
+            self.start_nvme(bound)?;
+        }
         if !self.is_promoted {
             self.run_control(inherited)?;
         }
@@ -379,6 +392,8 @@ impl Daemon {
             self.serve(server, is_stdio, &options.tls)?;
         }
         adopted.into_iter().for_each(Adopted::start);
+        self.devices.vhost().proceed();
+        self.nvme.proceed();
         let or_without = |served: Result<(), DaemonError>| match served {
             Err(error) if inherited.is_some() => {
                 tracing::error!(%error, "a place of the configuration is not served");
@@ -389,10 +404,8 @@ impl Daemon {
         for bound in bound.vhost {
             or_without(self.serve_vhost(bound))?;
         }
-        for (option, bound) in [(NVME, bound.nvme), (NVME_DISCOVERY, bound.nvme_discovery)] {
-            for (endpoint, listeners) in bound {
-                or_without(self.start_nvme(option, endpoint, listeners))?;
-            }
+        for bound in bound.nvme {
+            or_without(self.start_nvme(bound))?;
         }
         for place in &options.ublk {
             or_without(self.serve_ublk(place))?;
@@ -522,18 +535,41 @@ impl Daemon {
         Ok(bound)
     }
 
-    /// Binds the sockets at which hypervisors find devices.
+    /// Binds the sockets at which hypervisors find devices, or takes those of an earlier process.
     fn bind_vhost(&self, options: &DaemonOptions) -> Result<Vec<BoundVhost>, DaemonError> {
-        let mut bound = Vec::new();
+        let mut bound = self.inherit_vhost(options)?;
         for place in &options.vhost {
             let device = &place.device;
-            let unknown = || {
+            if bound.iter().any(|it| it.device() == device) {
+                continue;
+            }
+            let is_there = options.devices.iter().any(|spec| spec.name() == device);
+            if !is_there && options.inherited.is_some() {
+                tracing::warn!(device, "not served to hypervisors: the device was removed");
+                continue;
+            }
+            if !is_there {
                 let names = options.devices.iter().map(DeviceSpec::name);
                 let (device, source) = (device.clone(), YardError::no_such_device(device, names));
-                DaemonError::Vhost { device, source }
-            };
-            options.devices.iter().find(|spec| spec.name() == device).ok_or_else(unknown)?;
+                return Err(DaemonError::Vhost { device, source });
+            }
             bound.push(BoundVhost::bind(place).map_err(DaemonError::VhostPlace)?);
+            self.cleanup.add(&place.place.path);
+        }
+        Ok(bound)
+    }
+
+    /// The sockets of an earlier process at which hypervisors find devices.
+    fn inherit_vhost(&self, options: &DaemonOptions) -> Result<Vec<BoundVhost>, DaemonError> {
+        let mut bound = Vec::new();
+        let Some(inherited) = &options.inherited else { return Ok(bound) };
+        for text in inherited.places(ListenerKind::Vhost) {
+            let place =
+                VhostPlace::parse(&text).map_err(|_| TakeOverError::invalid_place(&text))?;
+            let sockets = inherited.take_sockets(ListenerKind::Vhost, &text);
+            for socket in sockets.into_iter().flat_map(|(_, sockets)| sockets) {
+                bound.push(BoundVhost::inherit(place.clone(), socket));
+            }
             self.cleanup.add(&place.place.path);
         }
         Ok(bound)
@@ -594,14 +630,9 @@ impl Daemon {
     }
 
     /// Starts an NVMe listener with sockets that listen.
-    fn start_nvme(
-        &self,
-        option: &'static str,
-        endpoint: &Endpoint,
-        listeners: Vec<TcpListener>,
-    ) -> Result<(), DaemonError> {
-        let is_discovery = option == NVME_DISCOVERY;
-        match self.nvme.start(&self.devices, endpoint, listeners, is_discovery) {
+    fn start_nvme(&self, bound: NvmeSockets) -> Result<(), DaemonError> {
+        let option = nvme_option(bound.is_discovery);
+        match self.nvme.start(&self.devices, bound) {
             Ok(_) => Ok(()),
             Err(YardError::Listen { place: endpoint, source }) => {
                 Err(DaemonError::Nvme { option, endpoint, source })
@@ -711,16 +742,47 @@ fn check_ublk(options: &DaemonOptions) -> Result<(), DaemonError> {
     ublk::begin_io_flusher().map_err(|error| DaemonError::UblkMissing(error.into()))
 }
 
-/// Listens at every address of each endpoint of an option.
-fn bind_all_nvme<'e>(
-    option: &'static str,
-    endpoints: &'e [Endpoint],
-) -> Result<BoundNvme<'e>, DaemonError> {
-    let bind = |endpoint: &'e Endpoint| match nvme_listeners::bind(endpoint) {
-        Ok(listeners) => Ok((endpoint, listeners)),
-        Err(source) => Err(DaemonError::Nvme { option, endpoint: endpoint.to_string(), source }),
-    };
-    endpoints.iter().map(bind).collect()
+/// The option that has the endpoints of NVMe, or those of discovery alone.
+fn nvme_option(is_discovery: bool) -> &'static str {
+    if is_discovery { NVME_DISCOVERY } else { NVME }
+}
+
+/// Listens at every address of the endpoints of NVMe, or takes the sockets of an earlier process,
+/// also of listeners that requests have started.
+fn bind_nvme(options: &DaemonOptions) -> Result<Vec<NvmeSockets>, DaemonError> {
+    let mut bound = Vec::new();
+    for (is_discovery, endpoints, kind) in [
+        (false, &options.nvme, ListenerKind::Nvme),
+        (true, &options.nvme_discovery, ListenerKind::NvmeDiscovery),
+    ] {
+        let inherited = options.inherited.as_deref();
+        let take = |place: &str| Some(inherited?.take_sockets(kind, place)?.1);
+        for endpoint in endpoints {
+            let (sockets, is_inherited) = match take(&endpoint.to_string()) {
+                Some(sockets) => (sockets.into_iter().map(TcpListener::from).collect(), true),
+                None => (
+                    nvme_listeners::bind(endpoint).map_err(|source| DaemonError::Nvme {
+                        option: nvme_option(is_discovery),
+                        endpoint: endpoint.to_string(),
+                        source,
+                    })?,
+                    false,
+                ),
+            };
+            bound.push(NvmeSockets {
+                place: endpoint.clone(),
+                sockets,
+                is_discovery,
+                is_inherited,
+            });
+        }
+        for text in inherited.map(|it| it.places(kind)).unwrap_or_default() {
+            let place = text.parse().map_err(|_| TakeOverError::invalid_place(&text))?;
+            let sockets = take(&text).into_iter().flatten().map(TcpListener::from).collect();
+            bound.push(NvmeSockets { place, sockets, is_discovery, is_inherited: true });
+        }
+    }
+    Ok(bound)
 }
 
 fn nbd_failure(error: ServerError) -> DaemonError {

@@ -2,6 +2,9 @@
 //!
 //! ```text
 //! OPEN ── start, stop a listener ──▸ OPEN ── close: the daemon ends ──▸ CLOSED
+//!   │
+//!   └── pause: an upgrade ──▸ PAUSED ── resume: it has failed ──▸ OPEN
+//!                               └── dropped: another process serves
 //! ```
 //!
 //! Every listener applies the access rules of the table of subsystems, whenever it is started.
@@ -10,6 +13,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +27,7 @@ use blockyard_nvme::{
 use crate::config::NvmeSettings;
 use crate::devices::Devices;
 use crate::error::YardError;
+use crate::upgrade::message::ListenerKind;
 use crate::view::ListenerView;
 
 /// The most NVMe listeners of a yard. Each has a thread that accepts connections.
@@ -102,6 +107,44 @@ impl EndingListeners {
     }
 }
 
+/// Listeners that accept no host, and whose hosts have left. Dropping it closes the sockets of this
+/// process.
+#[derive(Debug)]
+pub(crate) struct PausedNvme {
+    listeners: Vec<NvmeListener>,
+    /// Those of each listener.
+    sockets: Vec<Vec<OwnedFd>>,
+    since: Instant,
+}
+
+impl PausedNvme {
+    /// The kind, the place and the sockets of each listener.
+    pub(crate) fn listeners(
+        &self,
+    ) -> impl Iterator<Item = (ListenerKind, &str, Vec<BorrowedFd<'_>>)> {
+        self.listeners.iter().zip(&self.sockets).map(|(listener, sockets)| {
+            let sockets = sockets.iter().map(OwnedFd::as_fd).collect();
+            (listener.kind(), listener.place.as_str(), sockets)
+        })
+    }
+
+    /// The time from which on no host was accepted; `None` without listeners.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        (!self.listeners.is_empty()).then_some(self.since)
+    }
+}
+
+/// Sockets at which a listener is started.
+pub(crate) struct NvmeSockets {
+    /// The place, as it was given.
+    pub(crate) place: Endpoint,
+    pub(crate) sockets: Vec<TcpListener>,
+    pub(crate) is_discovery: bool,
+    /// Whether an earlier process has handed them over: hosts wait until
+    /// [`NvmeListeners::proceed`].
+    pub(crate) is_inherited: bool,
+}
+
 impl Default for NvmeListeners {
     fn default() -> NvmeListeners {
         let table = Mutex::new(ListenerTable::Open(Vec::new()));
@@ -156,8 +199,9 @@ impl NvmeListeners {
         };
         let refused = |source| YardError::Listen { place: endpoint.to_string(), source };
         // Outside the lock: it may look a name up.
-        let listeners = bind(&endpoint).map_err(refused)?;
-        self.start(devices, &endpoint, listeners, is_discovery)
+        let sockets = bind(&endpoint).map_err(refused)?;
+        let bound = NvmeSockets { place: endpoint, sockets, is_discovery, is_inherited: false };
+        self.start(devices, bound)
     }
 
     /// Starts a listener with sockets that listen.
@@ -168,10 +212,9 @@ impl NvmeListeners {
     pub(crate) fn start(
         &self,
         devices: &Devices,
-        place: &Endpoint,
-        listeners: Vec<TcpListener>,
-        is_discovery: bool,
+        bound: NvmeSockets,
     ) -> Result<ListenerView, YardError> {
+        let NvmeSockets { place, sockets, is_discovery, is_inherited } = bound;
         let place = place.to_string();
         let refused = |source| YardError::Listen { place: place.clone(), source };
         let other = |text: String| refused(io::Error::other(text));
@@ -179,7 +222,8 @@ impl NvmeListeners {
         let ListenerTable::Open(open) = &mut *table else {
             return Err(other("the yard ends".to_owned()));
         };
-        if is_discovery && open.iter().all(|listener| listener.is_discovery) {
+        let is_alone = open.iter().all(|listener| listener.is_discovery);
+        if is_discovery && is_alone && !is_inherited {
             return Err(YardError::Argument {
                 field: "discovery",
                 value: "true".to_owned(),
@@ -197,10 +241,11 @@ impl NvmeListeners {
             connections_max: *connections_max,
             drain_timeout: DRAIN,
             discovery_only: is_discovery,
+            holds: is_inherited,
         };
         let is_first = !subsystems.is_served();
         let server =
-            TargetServer::start_on(Arc::clone(threads), subsystems.clone(), listeners, options)
+            TargetServer::start_on(Arc::clone(threads), subsystems.clone(), sockets, options)
                 .map_err(refused)?;
         for address in server.local_addrs() {
             match is_discovery {
@@ -256,6 +301,13 @@ impl NvmeListeners {
         self.table().listeners().iter().map(|listener| listener.view(&access)).collect()
     }
 
+    /// The kind, the place and the number of sockets of each listener.
+    pub(crate) fn places(&self) -> Vec<(ListenerKind, String, usize)> {
+        let place =
+            |it: &NvmeListener| (it.kind(), it.place.clone(), it.server.local_addrs().len());
+        self.table().listeners().iter().map(place).collect()
+    }
+
     /// The addresses of the listeners that serve devices, or of those for discovery alone.
     pub fn addresses(&self, is_discovery: bool) -> Vec<SocketAddr> {
         let table = self.table();
@@ -275,6 +327,50 @@ impl NvmeListeners {
         table.listeners().iter().find_map(|listener| listener.server.channel_stats(id, peer))
     }
 
+    /// Accepts no more hosts at any listener, and disconnects all hosts when they have their
+    /// answers: hosts that connect again wait in the queues of the sockets.
+    ///
+    /// # Errors
+    /// If the system refuses descriptors. Then no host was disconnected.
+    pub(crate) fn pause(&self) -> io::Result<PausedNvme> {
+        let mut table = self.table();
+        let listeners = match &mut *table {
+            ListenerTable::Open(listeners) => std::mem::take(listeners),
+            ListenerTable::Closed => Vec::new(),
+        };
+        drop(table);
+        let since = Instant::now();
+        let mut paused = PausedNvme { listeners, sockets: Vec::new(), since };
+        let servers = || paused.listeners.iter().map(|listener| &listener.server);
+        servers().for_each(TargetServer::hold);
+        match servers().map(TargetServer::sockets).collect() {
+            Ok(sockets) => {
+                // All before any is waited for: their hosts share the time.
+                servers().for_each(TargetServer::begin_disconnect);
+                servers().for_each(|server| server.disconnect(since + DRAIN));
+                paused.sockets = sockets;
+                Ok(paused)
+            }
+            Err(error) => {
+                self.resume(paused);
+                Err(error)
+            }
+        }
+    }
+
+    /// Accepts hosts again after a pause.
+    pub(crate) fn resume(&self, paused: PausedNvme) {
+        if let ListenerTable::Open(listeners) = &mut *self.table() {
+            *listeners = paused.listeners;
+        }
+        self.proceed();
+    }
+
+    /// Accepts hosts at the sockets of an earlier process, or after a pause.
+    pub(crate) fn proceed(&self) {
+        self.table().listeners().iter().for_each(|listener| listener.server.proceed());
+    }
+
     /// Begins to stop all listeners, and starts no other one.
     pub(crate) fn close(&self) -> EndingListeners {
         let closed = std::mem::replace(&mut *self.table(), ListenerTable::Closed);
@@ -289,6 +385,13 @@ impl NvmeListeners {
 }
 
 impl NvmeListener {
+    fn kind(&self) -> ListenerKind {
+        match self.is_discovery {
+            true => ListenerKind::NvmeDiscovery,
+            false => ListenerKind::Nvme,
+        }
+    }
+
     fn is_at(&self, place: &str) -> bool {
         let is_its =
             |address: &SocketAddr| place.strip_prefix("tcp:") == Some(&address.to_string());

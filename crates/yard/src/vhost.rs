@@ -3,13 +3,18 @@
 //! ```text
 //! SERVED ── suspend: the device is replaced ──▸ SUSPENDED ── resume ──▸ SERVED
 //!    └── remove: as asked, or with the device ──▸ gone ◂── dropped ──┘
+//!
+//! all ── pause: an upgrade ──▸ PAUSED ── resume: it has failed ──▸ all SERVED
+//!                                └── leave: another process serves ──▸ gone, the files stay
 //! ```
 #![allow(clippy::disallowed_types)] // The table of servers is control plane.
 
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::channel::Stats;
 use blockyard_core::rmw::SharedDisk;
@@ -39,6 +44,21 @@ impl VhostPlace {
             Err(error) => Err(error.to_string()),
         }
     }
+
+    /// Reads a device and its place, `DEVICE=unix:PATH`.
+    ///
+    /// # Errors
+    /// What is expected.
+    pub fn parse(text: &str) -> Result<VhostPlace, String> {
+        let (device, place) = text.split_once('=').ok_or("expected DEVICE=unix:PATH")?;
+        VhostPlace::of(device, place)
+    }
+}
+
+impl fmt::Display for VhostPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=unix:{}", self.device, self.place)
+    }
 }
 
 /// The file of a socket, removed when it is dropped.
@@ -57,7 +77,8 @@ impl Drop for SocketFile {
 pub(crate) struct BoundVhost {
     place: VhostPlace,
     listener: UnixListener,
-    file: SocketFile,
+    /// `None` while the file is that of an earlier process.
+    file: Option<SocketFile>,
 }
 
 impl BoundVhost {
@@ -67,8 +88,19 @@ impl BoundVhost {
     /// If the place is in use, or the system refuses.
     pub(crate) fn bind(place: &VhostPlace) -> Result<BoundVhost, ListenError> {
         let listener = listen_unix(&place.place)?;
-        let file = SocketFile(place.place.path.clone());
+        let file = Some(SocketFile(place.place.path.clone()));
         Ok(BoundVhost { place: place.clone(), listener, file })
+    }
+
+    /// The socket of an earlier process. A server for it accepts no hypervisor, and does not remove
+    /// the file, until [`VhostServers::proceed`].
+    pub(crate) fn inherit(place: VhostPlace, socket: OwnedFd) -> BoundVhost {
+        BoundVhost { place, listener: socket.into(), file: None }
+    }
+
+    /// Whether it is the socket of an earlier process.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.file.is_none()
     }
 
     /// The name of the device.
@@ -82,7 +114,26 @@ impl BoundVhost {
 struct DeviceServer {
     place: VhostPlace,
     server: VhostServer,
-    file: SocketFile,
+    /// `None` while the file is that of an earlier process.
+    file: Option<SocketFile>,
+}
+
+impl DeviceServer {
+    /// Takes the disk away from the server, which accepts no more hypervisors, and returns the
+    /// socket.
+    ///
+    /// # Errors
+    /// If the disk executes requests for longer than `drain`, or the system refuses a descriptor.
+    /// Then it is served as before.
+    fn pause(&self, drain: Duration) -> Result<OwnedFd, YardError> {
+        let VhostPlace { device, place } = &self.place;
+        let refused = |source| YardError::Listen { place: format!("unix:{place}"), source };
+        let socket = self.server.socket().map_err(refused)?;
+        match self.server.suspend(drain) {
+            true => Ok(socket),
+            false => Err(YardError::VhostBusy { name: device.clone() }),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -133,7 +184,8 @@ impl VhostServers {
         let path = place.place.path.display().to_string();
         let refused = |source| YardError::Listen { place: format!("unix:{path}"), source };
         let poll_percent = self.poll_percent.get().copied().unwrap_or(0);
-        let server = VhostServer::start(disk, listener, poll_percent).map_err(refused)?;
+        let holds = file.is_none();
+        let server = VhostServer::start(disk, listener, poll_percent, holds).map_err(refused)?;
         tracing::info!(device = place.device, path, "serving vhost-user-blk");
         table.servers.push(DeviceServer { place, server, file });
         Ok(())
@@ -198,6 +250,89 @@ impl VhostServers {
             self.table().stopping.push((place.device.clone(), server));
         }
         Some(place)
+    }
+
+    /// Accepts no more hypervisors, and takes the disks away from all servers. The hypervisors stay
+    /// connected, and their requests wait.
+    ///
+    /// # Errors
+    /// If a disk executes requests for longer than `drain`, or the system refuses a descriptor.
+    /// Then all are served as before, with the disks of `disk_of`.
+    pub(crate) fn pause(
+        &self,
+        drain: Duration,
+        disk_of: impl Fn(&str) -> Option<SharedDisk>,
+    ) -> Result<PausedVhost, YardError> {
+        let since = Instant::now();
+        let mut waiting = std::mem::take(&mut self.table().servers);
+        waiting.iter().for_each(|it| it.server.hold());
+        let mut paused = PausedVhost { servers: Vec::new(), since };
+        while let Some(server) = waiting.pop() {
+            match server.pause((since + drain).saturating_duration_since(Instant::now())) {
+                Ok(socket) => paused.servers.push((server, socket)),
+                Err(error) => {
+                    waiting.push(server);
+                    waiting.iter().for_each(|it| it.server.proceed());
+                    self.table().servers.append(&mut waiting);
+                    self.resume_all(paused, disk_of);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(paused)
+    }
+
+    /// Serves all devices again after a pause. The server of a device without a disk is removed.
+    pub(crate) fn resume_all(
+        &self,
+        paused: PausedVhost,
+        disk_of: impl Fn(&str) -> Option<SharedDisk>,
+    ) {
+        for (server, _) in paused.servers.into_iter().rev() {
+            let Some(disk) = disk_of(&server.place.device) else { continue };
+            server.server.resume(disk);
+            server.server.proceed();
+            self.table().servers.push(server);
+        }
+    }
+
+    /// Accepts hypervisors at the sockets of an earlier process, which has left their files to this
+    /// one.
+    pub(crate) fn proceed(&self) {
+        for it in &mut self.table().servers {
+            it.file.get_or_insert_with(|| SocketFile(it.place.place.path.clone()));
+            it.server.proceed();
+        }
+    }
+}
+
+/// All servers, without their disks.
+#[derive(Debug)]
+pub(crate) struct PausedVhost {
+    /// In reverse order, each with its socket.
+    servers: Vec<(DeviceServer, OwnedFd)>,
+    since: Instant,
+}
+
+impl PausedVhost {
+    /// The places of the servers, and their sockets.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = (&VhostPlace, BorrowedFd<'_>)> {
+        self.servers.iter().rev().map(|(it, socket)| (&it.place, socket.as_fd()))
+    }
+
+    /// The time from which on no request was taken; `None` without servers.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        (!self.servers.is_empty()).then_some(self.since)
+    }
+
+    /// Disconnects all hypervisors, and leaves the files of the sockets to the process that serves
+    /// them now.
+    pub(crate) fn leave(self) {
+        for (DeviceServer { file, server, .. }, _) in self.servers {
+            // Dropping it would remove the file.
+            std::mem::forget(file);
+            drop(server);
+        }
     }
 }
 

@@ -85,7 +85,7 @@ pub(crate) fn serve_polling(disk: impl Into<SharedDisk>, poll_percent: u32) -> S
     let name = format!("blockyard-vhost-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     let listener = UnixListener::bind(&path).unwrap();
-    Served { server: VhostServer::start(disk.into(), listener, poll_percent).unwrap(), path }
+    Served { server: VhostServer::start(disk.into(), listener, poll_percent, false).unwrap(), path }
 }
 
 /// A disk of this configuration.

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use blockyard_core::rmw::SharedDisk;
+use blockyard_nvme::NamespaceNumbers;
+
 use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, Suspended};
 use crate::entry::{DeviceEntry, ReleasedEntry};
 use crate::error::{LostDevice, YardError};
@@ -80,6 +83,9 @@ impl Devices {
         keeps: impl Fn(&DeviceSpec) -> bool,
         timeout: Duration,
     ) -> Result<WithdrawnDevices<'_>, WithdrawError> {
+        if let Some(subsystems) = self.subsystems.get() {
+            subsystems.keep_numbers(subsystems.numbers());
+        }
         let mut withdrawn = WithdrawnDevices { all: Vec::new() };
         while let Some((entry, reserved)) = self.take_first() {
             if let Err(error) = self.take_back(&entry) {
@@ -133,6 +139,11 @@ impl Devices {
         Ok(())
     }
 
+    /// The disk of a device, for its exporters; `None` without this device.
+    pub(crate) fn disk(&self, name: &str) -> Option<SharedDisk> {
+        Some(self.find(name).ok()?.shared)
+    }
+
     /// Opens all devices again, and gives them to the exporters. Returns those that cannot be
     /// opened, or have other data now, which are missing from then on.
     pub(crate) fn restore_all(&self, withdrawn: WithdrawnDevices<'_>) -> Vec<LostDevice> {
@@ -149,7 +160,22 @@ impl Devices {
                 }
             }
         }
+        if let Some(subsystems) = self.subsystems.get() {
+            subsystems.release_numbers();
+        }
         lost
+    }
+
+    /// Keeps numbers for the devices of an earlier process, before they are added.
+    pub(crate) fn keep_namespace_numbers(&self, numbers: NamespaceNumbers) {
+        if let Some(subsystems) = self.subsystems.get() {
+            subsystems.keep_numbers(numbers);
+        }
+    }
+
+    /// The numbers of the devices as namespaces, also of those that were withdrawn.
+    pub(crate) fn namespace_numbers(&self) -> NamespaceNumbers {
+        self.subsystems.get().map(|subsystems| subsystems.numbers()).unwrap_or_default()
     }
 
     fn restore(&self, device: WithdrawnDevice, index: usize) -> Result<DeviceEntry, YardError> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use blockyard_nbd::{ACTIVATED, PausedConnection};
+use blockyard_nvme::NamespaceNumbers;
 
 use super::link::{Link, LinkError};
 use super::message::{
@@ -35,6 +36,13 @@ const GO_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 #[error("upgrade: {0}")]
 pub struct TakeOverError(String);
+
+impl TakeOverError {
+    /// The old process has a listener at a place that this program does not know.
+    pub(crate) fn invalid_place(place: &str) -> TakeOverError {
+        TakeOverError(format!("the running yard listens at {place}: unknown to this program"))
+    }
+}
 
 impl From<LinkError> for TakeOverError {
     fn from(error: LinkError) -> TakeOverError {
@@ -104,13 +112,14 @@ impl ReceivedOffer {
             receive(&link, &offer.devices, devices)
         });
         match checked {
-            Ok((listeners, connections, devices)) => Ok(Inherited {
+            Ok(ReceivedState { listeners, connections, devices, numbers }) => Ok(Inherited {
                 link,
                 pid: offer.pid,
                 version: offer.program_version,
                 listeners: Mutex::new(listeners),
                 connections: Mutex::new(connections),
                 devices,
+                numbers,
             }),
             Err(error) => {
                 refuse(&link, &error.0);
@@ -163,19 +172,27 @@ type Listeners = Vec<(u32, ListenerState, Vec<OwnedFd>)>;
 /// Connections with the index of their listener.
 type Connections = Vec<(u32, PausedConnection)>;
 
+/// Everything that an old process hands over.
+struct ReceivedState {
+    listeners: Listeners,
+    connections: Connections,
+    devices: Vec<InheritedDevice>,
+    numbers: NamespaceNumbers,
+}
+
 /// Receives everything.
 fn receive(
     link: &Link,
     offered: &[OfferedDevice],
     specs: Vec<DeviceSpec>,
-) -> Result<(Listeners, Connections, Vec<InheritedDevice>), TakeOverError> {
+) -> Result<ReceivedState, TakeOverError> {
     let state = match link.receive(STATE_TIMEOUT)? {
         Message::State(state) => state,
         other => return Err(LinkError::Order(format!("{other:?}")).into()),
     };
     let descriptors = link.receive_descriptors(state.descriptors(), OFFER_TIMEOUT)?;
     let mut descriptors = descriptors.into_iter();
-    let State { listeners, connections, devices } = state;
+    let State { listeners, connections, devices, last_nsid } = state;
     let mut next = || descriptors.next().ok_or_else(|| TakeOverError("too few sockets".to_owned()));
     let mut all_listeners = Vec::new();
     for (index, listener) in (0..).zip(listeners) {
@@ -197,13 +214,20 @@ fn receive(
         return Err(TakeOverError("other devices come than were offered".to_owned()));
     }
     let mut all_devices = Vec::new();
+    let mut numbers = NamespaceNumbers { last: last_nsid, ..NamespaceNumbers::default() };
     for (spec, state) in specs.into_iter().zip(devices) {
-        let DeviceState { device, scheduler, memory, ram } = state;
+        let DeviceState { device, scheduler, memory, ram, nsid } = state;
+        numbers.of.extend(nsid.map(|nsid| (spec.name().to_owned(), nsid)));
         let memory = Mutex::new(memory.then(&mut next).transpose()?);
         let identity = device.identity;
         all_devices.push(InheritedDevice { spec, identity, scheduler, memory, ram });
     }
-    Ok((all_listeners, all_connections, all_devices))
+    Ok(ReceivedState {
+        listeners: all_listeners,
+        connections: all_connections,
+        devices: all_devices,
+        numbers,
+    })
 }
 
 /// A device of the old process.
@@ -264,6 +288,7 @@ pub struct Inherited {
     listeners: Mutex<Listeners>,
     connections: Mutex<Connections>,
     devices: Vec<InheritedDevice>,
+    numbers: NamespaceNumbers,
 }
 
 impl Inherited {
@@ -288,6 +313,18 @@ impl Inherited {
         let found = listeners.iter().position(is_it)?;
         let (index, _, sockets) = listeners.remove(found);
         Some((index, sockets))
+    }
+
+    /// The places of the listeners of a kind that were not taken.
+    pub(crate) fn places(&self, kind: ListenerKind) -> Vec<String> {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_kind = listeners.iter().filter(|(_, it, _)| it.kind == kind);
+        of_kind.map(|(_, it, _)| it.place.clone()).collect()
+    }
+
+    /// The numbers of the devices as namespaces of the NVMe subsystem of all devices.
+    pub(crate) fn numbers(&self) -> &NamespaceNumbers {
+        &self.numbers
     }
 
     /// The connections of the listener with this index.

@@ -11,10 +11,12 @@
 //!
 //! A frame of another version is refused by its header, before its message is read.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use blockyard_nbd::wire::{NbdError, REQUEST_BYTES_MAX, Style};
 use blockyard_nbd::{ConnectionCounts, ConnectionState, SkippedPayload};
+use blockyard_nvme::SUBSYSTEMS_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::config::DEVICES_MAX;
@@ -22,7 +24,7 @@ use crate::scheduler::SchedulerRequest;
 use crate::spec::DeviceSpec;
 
 /// The version of the format. It changes with every change of a message.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first bytes of every frame.
 const MAGIC: [u8; 8] = *b"BLKYHAND";
@@ -135,6 +137,12 @@ pub enum ListenerKind {
     Metrics,
     /// The dashboard.
     Web,
+    /// NVMe.
+    Nvme,
+    /// NVMe discovery alone.
+    NvmeDiscovery,
+    /// vhost-user-blk, for one device.
+    Vhost,
 }
 
 impl ListenerKind {
@@ -145,6 +153,9 @@ impl ListenerKind {
             ListenerKind::Control => "control",
             ListenerKind::Metrics => "metrics",
             ListenerKind::Web => "web",
+            ListenerKind::Nvme => "nvme",
+            ListenerKind::NvmeDiscovery => "nvme-discovery",
+            ListenerKind::Vhost => "vhost",
         }
     }
 }
@@ -171,6 +182,8 @@ pub struct State {
     pub connections: Vec<ConnectionEntry>,
     /// The devices, in their order.
     pub devices: Vec<DeviceState>,
+    /// The NSID that was given out last in the NVMe subsystem of all devices; 0 for none.
+    pub last_nsid: u32,
 }
 
 /// A device.
@@ -185,6 +198,8 @@ pub struct DeviceState {
     pub memory: bool,
     /// The settings of a RAM disk that change at run time.
     pub ram: Option<RamSettings>,
+    /// The NSID of the device in the NVMe subsystem of all devices, if it has one.
+    pub nsid: Option<u32>,
 }
 
 /// The settings of a RAM disk that change at run time.
@@ -369,7 +384,26 @@ impl State {
         check_listeners(&self.listeners)?;
         check_count("connections", self.connections.len(), CONNECTIONS_MAX)?;
         check_count("devices", self.devices.len(), DEVICES_MAX)?;
+        self.check_nsids()?;
         self.connections.iter().try_for_each(|it| it.check(&self.listeners))
+    }
+
+    /// Each number is that of one device.
+    fn check_nsids(&self) -> Result<(), String> {
+        let all: Vec<u32> = self.devices.iter().filter_map(|it| it.nsid).collect();
+        let mut used = BTreeSet::new();
+        let is_wrong =
+            |nsid: &u32| !(1..=SUBSYSTEMS_MAX as u32).contains(nsid) || !used.insert(*nsid);
+        match all.iter().copied().find(is_wrong) {
+            Some(nsid) => Err(format!(
+                "nsid {nsid}: expected numbers from 1 to {SUBSYSTEMS_MAX}, each of one device"
+            )),
+            None if self.last_nsid as usize > SUBSYSTEMS_MAX => {
+                let last = self.last_nsid;
+                Err(format!("last_nsid {last}: expected at most {SUBSYSTEMS_MAX}"))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -489,7 +523,9 @@ mod tests {
                 scheduler: None,
                 memory: true,
                 ram: Some(RamSettings { mem_limit: 1 << 20, compact: 5 }),
+                nsid: Some(3),
             }],
+            last_nsid: 7,
         }
     }
 
@@ -518,7 +554,7 @@ mod tests {
         frame[8] += 1;
         let error = read(&frame).unwrap_err();
         assert_eq!(error, MessageError::Version { found: VERSION + 1 });
-        assert!(error.to_string().starts_with("the hand-over has format 3: expected 2,"));
+        assert!(error.to_string().starts_with("the hand-over has format 4: expected 3,"));
         frame[0] = b'X';
         assert_eq!(read(&frame).unwrap_err(), MessageError::Magic);
         let mut header = [0; HEADER_BYTES];
@@ -537,10 +573,13 @@ mod tests {
             read(&Message::State(state).print().unwrap()).unwrap_err().to_string()
         };
         type Edit<'e> = &'e dyn Fn(&mut State);
-        let cases: [(Edit<'_>, &str); 5] = [
+        let cases: [(Edit<'_>, &str); 8] = [
             (&|it| it.listeners[0].sockets = 0, "0 sockets of p: expected 1 to 64"),
             (&|it| it.connections[0].listener = 0, "listener 0 serves no NBD"),
             (&|it| it.connections[0].min_block_bytes = 3, "min_block_bytes 3"),
+            (&|it| it.devices[0].nsid = Some(4097), "nsid 4097: expected numbers from 1 to 4096"),
+            (&|it| it.devices.push(it.devices[0].clone()), "nsid 3: expected numbers"),
+            (&|it| it.last_nsid = 4097, "last_nsid 4097: expected at most 4096"),
             (&|it| it.connections[0].unread_bytes = 1 << 40, "unread_bytes 1099511627776"),
             (
                 &|it| it.connections[0].skipped.as_mut().unwrap().error = 2,

@@ -24,9 +24,11 @@ use crate::api::Control;
 use crate::devices::WithdrawnDevices;
 use crate::entry::DeviceEntry;
 use crate::error::YardError;
+use crate::nvme_listeners::PausedNvme;
 use crate::scheduler;
 use crate::size::rounded;
 use crate::stack::check_secret;
+use crate::vhost::PausedVhost;
 use crate::volumes::PoolView;
 
 /// How long the new process may take to read its configuration.
@@ -102,7 +104,7 @@ pub(crate) fn run(control: &Control, request: &UpgradeRequest) -> Result<Upgrade
     *state = UpgradeState::Ended;
     // It is still empty: a process is upgraded once.
     let _ = upgrade.successor.set(view.pid);
-    paused.servers.into_iter().for_each(|(_, server)| server.leave());
+    paused.leave();
     tracing::info!(pid = view.pid, pause_ns = view.pause_ns, "handed over");
     Ok(view)
 }
@@ -133,12 +135,6 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
     }
     for mount in devices.zonefs_mounts() {
         whys.push(format!("the zonefs of `{}` is mounted at {}", mount.device, mount.dir));
-    }
-    for listener in control.nvme.list(devices) {
-        whys.push(format!("NVMe is served at {}", listener.place));
-    }
-    for (place, _) in devices.vhost().list() {
-        whys.push(format!("`{}` is served by vhost-user", place.device));
     }
     for (name, _) in devices.ublk().list() {
         whys.push(format!("`{name}` is a block device of the kernel (ublk)"));
@@ -226,11 +222,28 @@ fn offer(control: &Control) -> Offer {
     let of_nbd = nbd.iter().map(|server| {
         ListenerState::new(ListenerKind::Nbd, server.place(), server.local_addrs().len())
     });
+    let of_nvme = control
+        .nvme
+        .places()
+        .into_iter()
+        .map(|(kind, place, sockets)| ListenerState::new(kind, &place, sockets));
+    let of_vhost = control
+        .devices
+        .vhost()
+        .list()
+        .into_iter()
+        .map(|(place, _)| ListenerState::new(ListenerKind::Vhost, &place.to_string(), 1));
     let devices = control.devices.list();
     Offer {
         program_version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        listeners: plane.iter().map(of_plane).chain(of_nbd).collect(),
+        listeners: plane
+            .iter()
+            .map(of_plane)
+            .chain(of_nbd)
+            .chain(of_nvme)
+            .chain(of_vhost)
+            .collect(),
         devices: devices.iter().map(|it| OfferedDevice::new(&it.spec, &it.identity)).collect(),
     }
 }
@@ -321,8 +334,11 @@ impl Successor {
 }
 
 /// What is paused.
+#[derive(Default)]
 struct Paused {
     servers: Vec<(Arc<Server>, PausedServer)>,
+    vhost: Option<PausedVhost>,
+    nvme: Option<PausedNvme>,
 }
 
 impl Paused {
@@ -333,12 +349,44 @@ impl Paused {
                 tracing::error!(%error, "a client is lost");
             }
         }
+        let devices = &control.devices;
+        if let Some(vhost) = self.vhost {
+            devices.vhost().resume_all(vhost, |name| devices.disk(name));
+        }
+        if let Some(nvme) = self.nvme {
+            control.nvme.resume(nvme);
+        }
         control.upgrade.holding.send_replace(false);
     }
 
     /// The time from which on the first client waited.
     fn since(&self) -> Option<Instant> {
-        self.servers.iter().map(|(_, paused)| paused.since()).min()
+        let nbd = self.servers.iter().map(|(_, paused)| paused.since());
+        let vhost = self.vhost.as_ref().and_then(PausedVhost::since);
+        nbd.chain(vhost).chain(self.nvme.as_ref().and_then(PausedNvme::since)).min()
+    }
+
+    /// The listeners with their sockets, those of NBD first.
+    fn listeners(&self) -> Vec<(ListenerState, Vec<BorrowedFd<'_>>)> {
+        let nbd = self.servers.iter().map(|(server, paused)| {
+            (ListenerKind::Nbd, server.place().to_owned(), paused.sockets().collect::<Vec<_>>())
+        });
+        let nvme = self.nvme.iter().flat_map(PausedNvme::listeners);
+        let nvme = nvme.map(|(kind, place, sockets)| (kind, place.to_owned(), sockets));
+        let vhost = self.vhost.iter().flat_map(PausedVhost::listeners);
+        let vhost =
+            vhost.map(|(place, socket)| (ListenerKind::Vhost, place.to_string(), vec![socket]));
+        let state = |(kind, place, sockets): (_, String, Vec<_>)| {
+            (ListenerState::new(kind, &place, sockets.len()), sockets)
+        };
+        nbd.chain(nvme).chain(vhost).map(state).collect()
+    }
+
+    /// Closes the sockets, in favour of the process that serves now. Hypervisors connect to it when
+    /// this process has disconnected them.
+    fn leave(self) {
+        self.servers.into_iter().for_each(|(_, server)| server.leave());
+        self.vhost.into_iter().for_each(PausedVhost::leave);
     }
 }
 
@@ -390,10 +438,11 @@ fn hand_over(
     }
 }
 
-/// Accepts no client any more, and pauses the connections.
+/// Accepts no client any more, and pauses the connections. NVMe hosts are disconnected, last:
+/// nothing of the others can fail any more.
 fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardError> {
     control.upgrade.holding.send_replace(true);
-    let mut paused = Paused { servers: Vec::new() };
+    let mut paused = Paused::default();
     let servers = servers(control);
     servers.iter().for_each(|server| server.hold());
     let mut left = servers.into_iter();
@@ -407,7 +456,23 @@ fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardErro
             }
         }
     }
-    Ok(paused)
+    match pause_others(control, &mut paused) {
+        Ok(()) => Ok(paused),
+        Err(error) => {
+            paused.resume(control);
+            Err(failed(error))
+        }
+    }
+}
+
+/// Pauses the servers of other protocols than NBD.
+fn pause_others(control: &Control, paused: &mut Paused) -> Result<(), String> {
+    let devices = &control.devices;
+    let vhost = devices.vhost().pause(DRAIN_TIMEOUT, |name| devices.disk(name));
+    paused.vhost = Some(vhost.map_err(|error| error.to_string())?);
+    let nvme = control.nvme.pause();
+    paused.nvme = Some(nvme.map_err(|error| format!("NVMe cannot be handed over: {error}"))?);
+    Ok(())
 }
 
 /// The time until a deadline, and enough to find out that it has passed.
@@ -440,11 +505,9 @@ fn send_state(
         descriptors.extend(sockets.iter().map(OwnedFd::as_fd));
     }
     let first_nbd = state.listeners.len();
-    for (server, paused) in &paused.servers {
-        let before = descriptors.len();
-        descriptors.extend(paused.sockets());
-        let sockets = descriptors.len() - before;
-        state.listeners.push(ListenerState::new(ListenerKind::Nbd, server.place(), sockets));
+    for (listener, sockets) in paused.listeners() {
+        state.listeners.push(listener);
+        descriptors.extend(sockets);
     }
     let mut unread: Vec<Option<File>> = Vec::new();
     let all = || (first_nbd as u32..).zip(&paused.servers);
@@ -461,6 +524,8 @@ fn send_state(
         descriptors.push(connection.socket.as_fd());
         descriptors.extend(file.as_ref().map(File::as_fd));
     }
+    let numbers = control.devices.namespace_numbers();
+    state.last_nsid = numbers.last;
     let mut memories = Vec::new();
     for (device, scheduler) in withdrawn.iter().zip(schedulers) {
         let spec = device.spec();
@@ -472,7 +537,8 @@ fn send_state(
             compact: ram.compact_percent(),
         });
         let device = OfferedDevice::new(spec, device.identity());
-        state.devices.push(DeviceState { device, scheduler, memory, ram });
+        let nsid = numbers.of.get(spec.name()).copied();
+        state.devices.push(DeviceState { device, scheduler, memory, ram, nsid });
         memories.extend(saved);
     }
     descriptors.extend(memories.iter().map(File::as_fd));
