@@ -43,6 +43,8 @@ const DROP_DRAIN: Duration = Duration::from_secs(10);
 pub struct VhostInfo {
     /// Whether a hypervisor is connected.
     pub is_connected: bool,
+    /// The number of the connection in this server, from 1; 0 without one.
+    pub connection: u64,
     /// The process of the hypervisor, if the system knows it.
     pub pid: Option<i32>,
     /// The rings that are being served.
@@ -86,10 +88,14 @@ struct ServerState {
     /// `None` while the disk is being replaced.
     disk: Option<SharedDisk>,
     connected: Option<Connected>,
+    /// The number of connections so far.
+    connections: u64,
 }
 
 /// The hypervisor that is connected.
 struct Connected {
+    /// The number of the connection in the server, from 1.
+    number: u64,
     pid: Option<i32>,
     /// To end the connection.
     socket: UnixStream,
@@ -123,7 +129,7 @@ impl VhostServer {
             holds: Mutex::new(holds),
             wake: Wake::new()?,
             counts: DeviceCounts::new(),
-            state: Mutex::new(ServerState { disk: Some(disk), connected: None }),
+            state: Mutex::new(ServerState { disk: Some(disk), connected: None, connections: 0 }),
         });
         let listener = Arc::new(listener);
         let socket = Arc::downgrade(&listener);
@@ -164,7 +170,7 @@ impl VhostServer {
     pub fn info(&self) -> VhostInfo {
         let state = self.shared.state();
         let rings = self.shared.counts.get();
-        let Some(Connected { pid, backend, before, .. }) = &state.connected else {
+        let Some(Connected { number, pid, backend, before, .. }) = &state.connected else {
             return VhostInfo { rings, ..VhostInfo::default() };
         };
         // While a message is handled, which may wait for the device, they are not known.
@@ -178,6 +184,7 @@ impl VhostServer {
         };
         VhostInfo {
             is_connected: true,
+            connection: *number,
             pid: *pid,
             queues,
             memory_bytes,
@@ -189,9 +196,12 @@ impl VhostServer {
         }
     }
 
-    /// The counters of the channels of the connection; `None` without a hypervisor.
-    pub fn channel_stats(&self) -> Option<Stats> {
-        let channels = self.shared.state().connected.as_ref().map(|it| Arc::clone(&it.channels))?;
+    /// The counters of the channels of the connection with this number; `None` if it has ended.
+    pub fn channel_stats(&self, connection: u64) -> Option<Stats> {
+        let state = self.shared.state();
+        let connected = state.connected.as_ref().filter(|it| it.number == connection)?;
+        let channels = Arc::clone(&connected.channels);
+        drop(state);
         Some(channels.sum())
     }
 
@@ -362,9 +372,15 @@ impl ServerShared {
             let channels = backend.channels();
             let backend = Arc::new(Mutex::new(backend));
             let claim = Arc::clone(claim);
-            let connected =
-                Connected { pid, socket, backend: Arc::clone(&backend), channels, before };
-            state.connected = Some(connected);
+            state.connections += 1;
+            state.connected = Some(Connected {
+                number: state.connections,
+                pid,
+                socket,
+                backend: Arc::clone(&backend),
+                channels,
+                before,
+            });
             (backend, claim)
         };
         // After it counts as a client: a claim that comes later finds it.

@@ -96,7 +96,7 @@ fn the_counts_of_rings_go_on_when_another_hypervisor_connects() {
         requests[0] += 1;
         let info = served.server.info();
         assert_eq!((info.requests, info.errors, info.written_bytes), (4, 1, 3 * 512));
-        let stats = served.server.channel_stats().unwrap();
+        let stats = served.server.channel_stats(served.server.info().connection).unwrap();
         assert_eq!((stats.op(Op::Write).ops, stats.channels), (3, 2), "of this connection alone");
         // The thread counts a kick when it wakes up, which may be after the answer.
         while served.server.info().rings.iter().any(|(_, ring)| ring.kicks == 0) {
@@ -121,7 +121,7 @@ fn the_counts_of_rings_go_on_when_another_hypervisor_connects() {
         }
         let info = served.server.info();
         assert_eq!((info.requests, info.rings.len()), (0, 2), "the hypervisor has left");
-        assert_eq!(served.server.channel_stats(), None);
+        assert_eq!(served.server.channel_stats(1), None);
     }
 }
 

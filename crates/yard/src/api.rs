@@ -801,8 +801,8 @@ fn channel_stats(control: &Control, it: &ConnectionView) -> Option<Stats> {
             servers.filter(is_of).find_map(|server| server.channel_stats(it.id))
         }
         NVME => control.nvme.channel_stats(it.id, &it.peer),
-        VHOST => control.devices.vhost().channel_stats(device?),
-        UBLK => control.devices.ublk().channel_stats(device?),
+        VHOST => control.devices.vhost().channel_stats(device?, it.id),
+        UBLK => control.devices.ublk().channel_stats(device?, it.id),
         _ => None,
     }
 }
@@ -811,8 +811,7 @@ fn hypervisors(control: &Control) -> impl Iterator<Item = ConnectionView> {
     let servers = control.devices.vhost().list().into_iter();
     servers.filter(|(_, info)| info.is_connected).map(|(place, info)| ConnectionView {
         protocol: VHOST.to_owned(),
-        // A device has one at a time.
-        id: 0,
+        id: info.connection,
         peer: info.pid.map_or_else(|| "unknown".to_owned(), |pid| format!("process {pid}")),
         device: Some(place.device),
         requests: info.requests,

@@ -271,9 +271,11 @@ impl UblkServers {
         servers.into_iter().map(|(device, server)| (device, server.info())).collect()
     }
 
-    /// The counters of the channels of a device's block device; `None` without one.
-    pub(crate) fn channel_stats(&self, device: &str) -> Option<Stats> {
-        self.server(device).map(|server| server.channel_stats())
+    /// The counters of the channels of a device's block device, by its number; `None` without one.
+    /// One that was removed and made again with its number has counted from 0.
+    pub(crate) fn channel_stats(&self, device: &str, id: u64) -> Option<Stats> {
+        let server = self.server(device).filter(|server| u64::from(server.info().id) == id);
+        server.map(|server| server.channel_stats())
     }
 
     /// Completes the requests of a device's block device, and removes it, if there is one.

@@ -203,10 +203,11 @@ impl VhostServers {
         self.table().servers.iter().map(|it| (it.place.clone(), it.server.info())).collect()
     }
 
-    /// The counters of the channels of a device's hypervisor; `None` without one.
-    pub(crate) fn channel_stats(&self, device: &str) -> Option<Stats> {
+    /// The counters of the channels of a device's hypervisor, by the number of its connection;
+    /// `None` if it has ended.
+    pub(crate) fn channel_stats(&self, device: &str, connection: u64) -> Option<Stats> {
         let table = self.table();
-        table.servers.iter().find(|it| it.place.device == device)?.server.channel_stats()
+        table.servers.iter().find(|it| it.place.device == device)?.server.channel_stats(connection)
     }
 
     fn take(&self, device: &str) -> Option<DeviceServer> {

@@ -653,6 +653,56 @@ fn hypervisors_are_in_the_metrics_by_device_and_ring() {
     assert!(text.contains("\nblockyard_vhost_connected{device=\"a\"} 1\n"), "{text}");
 }
 
+/// The series of a family of a client's latency, without the names of the family and of its class.
+fn latency_counts(client: &Client) -> Vec<String> {
+    let text = client.metrics().unwrap();
+    let prefix = "blockyard_client_latency_seconds_count{";
+    text.lines().filter_map(|line| line.strip_prefix(prefix)).map(str::to_owned).collect()
+}
+
+/// The latency of a hypervisor had the labels of the one before, if that left between the list of
+/// connections and the look at its counters.
+#[test]
+fn the_latency_of_a_hypervisor_counts_its_requests() {
+    let temp = TempDir::new().unwrap();
+    let (control, path) = (temp.path().join("control.sock"), temp.path().join("a.sock"));
+    let options = DaemonOptions {
+        devices: vec![uri::parse("null:///a?size=1G&memory_backed=1&discard=1").unwrap()],
+        vhost: vec![VhostPlace::of("a", &format!("unix:{}", path.display())).unwrap()],
+        control: Some(control.clone().into()),
+        ..DaemonOptions::default()
+    };
+    let _daemon = Daemon::start(&options).unwrap();
+    let client = Client::new(control);
+    for connection in 1..=2 {
+        let features = VirtioFeatureFlags::VERSION_1.bits() | 1 << 9 | 1 << 12 | 1 << 13;
+        let transport = VhostUser::new(path.to_str().unwrap(), features).unwrap();
+        let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
+        let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), 2, 16).unwrap();
+        for (index, mut queue) in queues.into_iter().enumerate() {
+            queue.discard(0, 4096, ()).unwrap();
+            transport.get_submission_notifier(index).notify().unwrap();
+            let done = loop {
+                if let Some(done) = queue.completions().next() {
+                    break done;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(done.ret, 0);
+        }
+        let peer = format!("process {}", std::process::id());
+        let expected = format!(
+            r#"protocol="vhost",server="",connection="{connection}",peer="{peer}",host="","#
+        ) + r#"controller="",queue="",device="a",op="discard"} 2"#;
+        assert_eq!(latency_counts(&client), [expected]);
+        drop(transport);
+        while client.vhost().unwrap()[0].is_connected {
+            std::thread::yield_now();
+        }
+        assert_eq!(latency_counts(&client), [""; 0]);
+    }
+}
+
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
 /// NBD clients cannot learn a new length, so the volume must have none. NVMe hosts can.

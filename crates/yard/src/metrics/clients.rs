@@ -1,8 +1,7 @@
 //! Metrics of the clients that are connected now, with a bound on their number.
 //!
-//! A series ends with its connection. A later connection of an NBD client or an NVMe host is
-//! another series. That of a hypervisor or of the kernel may have the labels of the one before, and
-//! begins at 0 again.
+//! A series ends with its connection. A later connection of a client is another series. That of the
+//! kernel may have the labels of the one before, and begins at 0 again.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
