@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use blockyard_core::channel::percentile_ns;
 use serde_json::{Value, json};
 
 use crate::interval::Interval;
 use crate::process::ProcessView;
-use crate::view::{ConnectionView, StatsView};
+use crate::view::{ConnectionView, StatsView, dense};
 use crate::volumes::PoolView;
 use crate::zone_counts::ZoneCountsView;
 
@@ -142,25 +143,13 @@ impl Activity {
                 "moved_bytes_per_second": pool.rate(seconds, |it| it.moved_bytes),
                 "cleaning_waits_per_second": pool.rate(seconds, |it| it.cleaning_waits),
             })).collect::<Vec<_>>(),
-            "clients": self.connections.iter().map(|it| json!({
-                "protocol": it.now.protocol,
-                "id": it.now.id,
-                "peer": it.now.peer,
-                "device": it.now.device,
-                "host": it.now.host,
-                "controller": it.now.controller,
-                "queue": it.now.queue,
-                "requests_per_second": it.rate(seconds, |it| it.requests),
-                "read_bytes_per_second": it.rate(seconds, |it| it.read_bytes),
-                "written_bytes_per_second": it.rate(seconds, |it| it.written_bytes),
-                "errors_per_second": it.rate(seconds, |it| it.errors),
-            })).collect::<Vec<_>>(),
+            "clients": self.connections.iter().map(|it| it.to_json(seconds)).collect::<Vec<_>>(),
         })
     }
 }
 
-/// What tells a connection from others of its time. A hypervisor has a connection for each of its
-/// disks, all without a number.
+/// What tells a connection from others. Each server counts its connections alone, and a hypervisor
+/// has one for each of its disks.
 fn key(it: &ConnectionView) -> (&str, Option<&str>, u64, &str, Option<&str>, Option<u16>) {
     (&it.protocol, it.server.as_deref(), it.id, &it.peer, it.device.as_deref(), it.queue)
 }
@@ -194,6 +183,43 @@ impl ConnectionActivity {
         let before = self.before.as_ref().map_or(0, count);
         count(&self.now).saturating_sub(before) as f64 / seconds
     }
+
+    /// The latency of the reads and writes of the interval together: a count per bucket. From zero
+    /// for a connection that is new.
+    pub fn latency(&self) -> Vec<u64> {
+        let sum = |it: &ConnectionView| {
+            let pairs = it.read_latency.iter().chain(&it.write_latency);
+            dense(&pairs.copied().collect())
+        };
+        let mut counts = sum(&self.now);
+        if let Some(before) = &self.before {
+            let old = sum(before);
+            counts.iter_mut().zip(old).for_each(|(new, old)| *new = new.saturating_sub(old));
+        }
+        counts
+    }
+
+    /// The interval of the connection as JSON, in base units.
+    fn to_json(&self, seconds: f64) -> Value {
+        let (now, latency) = (&self.now, self.latency());
+        json!({
+            "protocol": now.protocol,
+            "id": now.id,
+            "peer": now.peer,
+            "device": now.device,
+            "host": now.host,
+            "controller": now.controller,
+            "queue": now.queue,
+            "requests_per_second": self.rate(seconds, |it| it.requests),
+            "read_bytes_per_second": self.rate(seconds, |it| it.read_bytes),
+            "written_bytes_per_second": self.rate(seconds, |it| it.written_bytes),
+            "errors_per_second": self.rate(seconds, |it| it.errors),
+            "p50_ns": percentile_ns(&latency, 500),
+            "p90_ns": percentile_ns(&latency, 900),
+            "p99_ns": percentile_ns(&latency, 990),
+            "p999_ns": percentile_ns(&latency, 999),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -211,6 +237,9 @@ mod tests {
         assert_eq!(activity.cpu_ns_per_io(), Some(5e6));
         let connection = &activity.connections[0];
         assert_eq!(connection.rate(activity.seconds, |it| it.requests), 50.0);
+        // The reads of the two seconds.
+        assert_eq!(connection.latency().iter().sum::<u64>(), 100);
+        assert_eq!(percentile_ns(&connection.latency(), 990), Some(1024));
         assert_eq!(activity.pools[0].grown(|it| it.segments_cleaned), 2);
     }
 

@@ -44,7 +44,7 @@ use crate::upgrade::Upgrade;
 use crate::view::{
     AddRequest, ConnectionView, DeviceView, ErrorBody, ErrorView, FormatRequest, FormatView,
     ListenRequest, ListenerView, MountRequest, MountView, NbdMemoryView, RootView, StatsView,
-    VersionView, ZoneDone, ZoneRequest, ZonesView,
+    VersionView, ZoneDone, ZoneRequest, ZonesView, sparse,
 };
 use crate::warnings::{BackupStatusView, StatusView};
 use crate::web_access::WebAccess;
@@ -753,16 +753,13 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
         id: info.id,
         peer: info.peer,
         device: info.export,
-        subsystem: None,
-        host: None,
-        controller: None,
-        queue: None,
         tls: info.tls,
         requests: info.requests,
         read_bytes: info.read_bytes,
         written_bytes: info.written_bytes,
         errors: info.errors,
         memory_bytes: info.memory_bytes,
+        ..ConnectionView::default()
     });
     let infos = control.nvme.connections().into_iter();
     let all = control.devices.subsystems().and_then(|subsystems| subsystems.all_nqn());
@@ -772,7 +769,6 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
     };
     let hosts = infos.map(|info| ConnectionView {
         protocol: NVME.to_owned(),
-        server: None,
         id: info.id,
         peer: info.peer,
         device: info.subsystem.as_deref().and_then(device),
@@ -780,14 +776,26 @@ pub(crate) fn all_connections(control: &Control) -> Vec<ConnectionView> {
         host: info.host,
         controller: info.controller,
         queue: info.queue,
-        tls: false,
         requests: info.commands,
         read_bytes: info.read_bytes,
         written_bytes: info.written_bytes,
         errors: info.errors,
-        memory_bytes: 0,
+        ..ConnectionView::default()
     });
     clients.chain(hosts).chain(hypervisors(control)).chain(block_devices(control)).collect()
+}
+
+/// The connections of all clients, with the latency of their reads and writes.
+pub(crate) fn connections_with_latency(control: &Control) -> Vec<ConnectionView> {
+    let mut connections = all_connections(control);
+    // One without a request has no channel that has counted.
+    for it in connections.iter_mut().filter(|it| it.requests > 0) {
+        if let Some(stats) = channel_stats(control, it) {
+            it.read_latency = sparse(&stats.read_latency);
+            it.write_latency = sparse(&stats.write_latency);
+        }
+    }
+    connections
 }
 
 /// The counters of the channels of a connection: of its operations on devices. `None` if it has
@@ -846,7 +854,7 @@ async fn nbd_memory(State(control): Shared) -> axum::Json<NbdMemoryView> {
 }
 
 async fn connections(State(control): Shared) -> Answer<Vec<ConnectionView>> {
-    blocking(move || Ok(all_connections(&control))).await
+    blocking(move || Ok(connections_with_latency(&control))).await
 }
 
 async fn listeners(State(control): Shared) -> axum::Json<Vec<ListenerView>> {

@@ -482,7 +482,7 @@ impl Sampler {
             stats,
             zones: Vec::new(),
             pools: control.devices.pool_views(),
-            connections: api::all_connections(control),
+            connections: api::connections_with_latency(control),
         };
         if let Some(before) = &self.second {
             let activity = Activity::new(before, &sample);

@@ -442,6 +442,12 @@ pub struct ConnectionView {
     /// The bytes of the memory for NBD connections that it holds now.
     #[serde(default)]
     pub memory_bytes: u64,
+    /// The latency of reads of the device that it has submitted.
+    #[serde(default)]
+    pub read_latency: LatencyView,
+    /// The latency of writes, appends and write-zeroes that it has submitted.
+    #[serde(default)]
+    pub write_latency: LatencyView,
 }
 
 /// `GET /v1/nbd-memory`: the memory for the buffers of all NBD connections together.

@@ -660,6 +660,38 @@ fn latency_counts(client: &Client) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix(prefix)).map(str::to_owned).collect()
 }
 
+#[test]
+fn the_latency_of_a_queue_of_an_nvme_host_counts_its_commands() {
+    let served = serve_with(&["null:///a?size=1G"], NvmeSettings::default());
+    let place = "tcp:127.0.0.1:0".to_owned();
+    let started = served.client.listen(&ListenRequest { place, discovery: false }).unwrap();
+    let address = started.addresses[0].strip_prefix("tcp:").unwrap().parse().unwrap();
+    let [_admin, mut io] = nvme_queues(address, "nqn.2026-11.io.blockyard:a");
+    for count in 1..=3 {
+        // A write of one block, with its data in the capsule.
+        let mut capsule = vec![0; 72 + 512];
+        (capsule[0], capsule[2], capsule[3]) = (4, 72, 72);
+        capsule[4..8].copy_from_slice(&(72 + 512u32).to_le_bytes());
+        (capsule[8], capsule[9], capsule[12]) = (0x01, 0x40, 1);
+        capsule[40..44].copy_from_slice(&512u32.to_le_bytes());
+        capsule[47] = 1;
+        exchange(&mut io, &capsule);
+        let counts = latency_counts(&served.client);
+        let labels =
+            format!(r#"peer="tcp:{}",host="{HOST_NQN}",controller="#, io.local_addr().unwrap());
+        assert!(counts[0].starts_with(r#"protocol="nvme",server="","#), "{counts:?}");
+        assert!(counts[0].contains(&labels), "{counts:?}");
+        let rest = format!(r#",queue="1",device="a",op="write"}} {count}"#);
+        assert!(counts.len() == 1 && counts[0].ends_with(&rest), "{counts:?}");
+        let listed = served.client.connections().unwrap();
+        let writes = |queue| {
+            let found = listed.iter().find(|it| it.queue == Some(queue)).unwrap();
+            found.write_latency.iter().map(|(_, count)| count).sum::<u64>()
+        };
+        assert_eq!((writes(0), writes(1)), (0, count));
+    }
+}
+
 /// The latency of a hypervisor had the labels of the one before, if that left between the list of
 /// connections and the look at its counters.
 #[test]

@@ -1,5 +1,6 @@
 //! What `top` shows: pages with a table each, for the screen, for text and for JSON.
 
+use blockyard_core::channel::percentile_ns;
 use blockyard_yard::activity::{Activity, PoolActivity};
 use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::table::{Table, duration};
@@ -72,7 +73,10 @@ impl TopPage {
                 "waits/s",
             ],
             TopPage::Clients => {
-                vec!["PROTOCOL", "DEVICE", "QUEUE", "CLIENT", "req/s", "rMB/s", "wMB/s", "err/s"]
+                vec![
+                    "PROTOCOL", "DEVICE", "QUEUE", "CLIENT", "req/s", "rMB/s", "wMB/s", "p50",
+                    "p99", "err/s",
+                ]
             }
         }
     }
@@ -108,7 +112,7 @@ impl TopPage {
                 .connections
                 .iter()
                 .map(|it| {
-                    let now = &it.now;
+                    let (now, latency) = (&it.now, it.latency());
                     let client = match &now.host {
                         Some(host) => format!("{host} {}", now.peer),
                         None => now.peer.clone(),
@@ -121,6 +125,8 @@ impl TopPage {
                         TopCell::rate(it.rate(seconds, |it| it.requests)),
                         TopCell::rate(it.rate(seconds, |it| it.read_bytes) / MIB),
                         TopCell::rate(it.rate(seconds, |it| it.written_bytes) / MIB),
+                        TopCell::time(percentile_ns(&latency, 500)),
+                        TopCell::time(percentile_ns(&latency, 990)),
                         TopCell::rate(it.rate(seconds, |it| it.errors)),
                     ]
                 })
@@ -367,6 +373,7 @@ mod tests {
         assert_eq!(json["process"]["cpus"], 0.5);
         assert_eq!(json["pools"][0]["write_amplification"], 2.0);
         assert_eq!(json["clients"][0]["requests_per_second"], 50.0);
+        assert_eq!(json["clients"][0]["p99_ns"], 1024);
         assert_eq!(json["zones"][0]["zones"]["empty"], 60);
     }
 }

@@ -9,7 +9,7 @@ use blockyard_yard::interval::Interval;
 use blockyard_yard::process::ProcessView;
 use blockyard_yard::ram::{MmStatView, RamView};
 use blockyard_yard::table::Table;
-use blockyard_yard::view::{ConnectionView, OpView, StatsView};
+use blockyard_yard::view::{ConnectionView, LatencyView, OpView, StatsView};
 use blockyard_yard::volumes::{CopyView, PoolView};
 use blockyard_yard::zone_counts::ZoneCountsView;
 use ratatui::Terminal;
@@ -106,6 +106,12 @@ fn pool() -> [PoolView; 2] {
     [idle, busy]
 }
 
+/// The latency of requests, of which one in fifty takes 16 times as long as the others.
+fn latency_of(requests: u64) -> LatencyView {
+    let floor_ns = 1 << (30 - requests.ilog2());
+    vec![(floor_ns, requests - requests / 50), (floor_ns << 4, requests / 50)]
+}
+
 fn connection(protocol: &str, device: &str, peer: &str, load: [u64; 3]) -> ConnectionView {
     let [requests, read_bytes, written_bytes] = load;
     ConnectionView {
@@ -115,12 +121,13 @@ fn connection(protocol: &str, device: &str, peer: &str, load: [u64; 3]) -> Conne
         requests,
         read_bytes,
         written_bytes,
+        read_latency: latency_of(requests),
         ..ConnectionView::default()
     }
 }
 
 fn connections() -> Vec<ConnectionView> {
-    let host = "nqn.2026-01.org.example:build-host-7";
+    let host = "nqn.2026-01.org.example:host-7";
     let nvme = |queue, load| ConnectionView {
         id: u64::from(queue),
         queue: Some(queue),

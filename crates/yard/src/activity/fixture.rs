@@ -45,6 +45,7 @@ pub(crate) fn sample(seconds: u64, pid: u32) -> Sample {
         device: Some("d".to_owned()),
         requests: 50 * seconds,
         read_bytes: (50 * seconds) << 20,
+        read_latency: vec![(1024, 50 * seconds)],
         ..ConnectionView::default()
     };
     let pool = PoolView {
