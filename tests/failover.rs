@@ -19,12 +19,15 @@ fn the_configuration_is_accepted_and_that_of_the_pods_is_the_same_but_for_commen
         "import sys, tomllib, yaml\n\
          documents = list(yaml.safe_load_all(open(sys.argv[1])))\n\
          kinds = {document['kind']: document for document in documents}\n\
+         services = [it for it in documents if it['kind'] == 'Service']\n\
+         headless = {it['metadata']['name']: 'clusterIP' in it['spec'] for it in services}\n\
          pods = tomllib.loads(kinds['ConfigMap']['data']['blockyard.toml'])\n\
          assert pods == tomllib.load(open(sys.argv[2], 'rb')), pods\n\
          set = kinds['StatefulSet']['spec']\n\
          assert set['selector']['matchLabels'] == set['template']['metadata']['labels']\n\
-         assert kinds['Service']['spec']['selector'] == set['selector']['matchLabels']\n\
-         assert set['serviceName'] == kinds['Service']['metadata']['name']\n\
+         labels = set['selector']['matchLabels']\n\
+         assert all(it['spec']['selector'] == labels for it in services)\n\
+         assert headless == {'blockyard': False, set['serviceName']: True}, headless\n\
          print(sorted(kinds), end='')",
         &[&file("contrib/failover/kubernetes.yaml"), &path],
     );
