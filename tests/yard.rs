@@ -91,6 +91,19 @@ impl Yard {
         ready.unwrap_or_else(|(status, text)| panic!("{line:?} ended with {status}: {text}"))
     }
 
+    /// As [`Yard::serve_below`]. Returns also the exit status and the error output of a server that
+    /// has ended.
+    #[allow(dead_code)] // One of the programs that have this module asks for it.
+    pub(crate) fn try_serve_below(
+        place: Place,
+        tracer: &[&str],
+        devices: &[&str],
+    ) -> Result<Yard, (ExitStatus, String)> {
+        let (nbd, control) = (format!("unix:{}", place.file("nbd")), place.file("control"));
+        let line = [&["serve", "--nbd", &nbd, "--control", &control], devices].concat();
+        Yard::spawn_below(place, tracer, &line).ready()
+    }
+
     /// As [`Yard::start`], under a tracer that gives the server a process of its own.
     #[allow(dead_code)] // One of the programs that have this module asks for it.
     pub(crate) fn start_below(place: Place, tracer: &[&str], program: &str, args: &[&str]) -> Yard {

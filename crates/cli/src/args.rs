@@ -148,8 +148,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Replace the program of a running yard while clients are connected
     Upgrade(crate::upgrade::UpgradeArgs),
-    /// Have a standby take over its pools, and serve them
-    Promote(TalkArgs),
+    /// Have a standby take over its pools, and wait until it serves them
+    Promote(PromoteArgs),
     /// List the clients of a yard: of NBD, NVMe, vhost-user and ublk
     Connections(TalkArgs),
     /// Record what a device does, in the format of blktrace
@@ -389,6 +389,16 @@ pub(crate) enum Tls {
     Require,
 }
 
+/// `promote`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PromoteArgs {
+    /// Return at once: do not wait until the pools are open
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) talk: TalkArgs,
+}
+
 /// What every command that talks to a yard takes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TalkArgs {
@@ -406,10 +416,10 @@ pub(crate) struct TalkArgs {
 const STATUS_HELP: &str = "\
 Warnings: pool_fill and ram_limit (`warn_fill` of a volume or RAM disk is the mark, 80 % by
 default), no_space (writes to a pool or RAM disk failed with ENOSPC within ten minutes),
-pool_read_only, copy_bad, scrub_damage, writes_missing and local_log_failed (of a pool in an object
-store), reservations (more is reserved than is left), backup_failed (the last run of a backup
-policy). A fill that has fallen 5 points below its mark is no warning any more. A line for each
-backup policy has its last success.
+pool_read_only, copy_bad, scrub_damage, pool_held, writes_missing, writes_lost, local_log_failed and
+lease_unreadable (of a pool in an object store), reservations (more is reserved than is left),
+backup_failed (the last run of a backup policy). A fill that has fallen 5 points below its mark is
+no warning any more. A line for each backup policy has its last success.
 
 Exit codes, those of plugins for Nagios and Icinga:
   0  OK: no warnings                     2  CRITICAL: data are lost or refused, or one copy is left

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use blockyard_core::channel::percentile_ns;
 use blockyard_yard::activity::PoolActivity;
 use blockyard_yard::client::Client;
+use blockyard_yard::error::counted;
 use blockyard_yard::interval::{Interval, mean_ns};
 use blockyard_yard::scrubs::ScrubStateView;
 use blockyard_yard::table::duration;
@@ -184,6 +185,15 @@ fn print_status(pool: &ShownPool, verbose: bool, out: &mut impl Write) -> Result
         if let Some(line) = forecast(view) {
             writeln!(out, "  forecast: {line}")?;
         }
+        if upload.lost_files > 0 {
+            writeln!(
+                out,
+                "  lost: {} with {} of writes that this machine acknowledged by its local log, and \
+                 did not upload before another one took the pool over",
+                counted(upload.lost_files, "file"),
+                rounded(upload.lost_bytes)
+            )?;
+        }
         if let Some(since) = upload.missing_since {
             writeln!(
                 out,
@@ -275,8 +285,9 @@ fn resyncing(resync: &ResyncView) -> String {
 
 /// How syncs are acknowledged, and what the object store lacks, in a line.
 fn uploading(upload: &UploadView) -> String {
+    let held = if upload.held { "; all requests wait for a renewal of the lease" } else { "" };
     if upload.ack != "local" {
-        return "ack=object".to_owned();
+        return format!("ack=object{held}");
     }
     let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
     let waiting = if upload.waiting { "; writes wait" } else { "" };
@@ -285,12 +296,13 @@ fn uploading(upload: &UploadView) -> String {
         false => "",
     };
     format!(
-        "ack=local, the object store lacks {} of at most {}, the oldest for {} of at most {}{}{}",
+        "ack=local, the object store lacks {} of at most {}, the oldest for {} of at most {}{}{}{}",
         rounded(upload.lag_bytes),
         rounded(upload.max_lag_bytes),
         seconds(upload.lag_ms),
         seconds(upload.max_lag_ms),
         waiting,
+        held,
         log
     )
 }

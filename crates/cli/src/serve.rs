@@ -179,7 +179,7 @@ fn wait(daemon: &Daemon, mut running: Option<RunningCommand>) -> Option<ExitCode
             Event::StdioDone | Event::Unmounted => return Some(ExitCode::SUCCESS),
             Event::Upgraded => return None,
             // A lease that ran out when the daemon was promoted at the same moment.
-            Event::Promoted | Event::LeaseRanOut => {}
+            Event::Promoted | Event::LeaseRanOut | Event::WasLast => {}
             Event::PoolLost if daemon.upgrade().begin_end() => {
                 return Some(ExitCode::from(Code::Failed as u8));
             }

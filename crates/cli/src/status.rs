@@ -2,13 +2,14 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use blockyard_yard::error::counted;
 use blockyard_yard::warnings::{BackupStatusView, CRITICAL, StatusView};
 
-use crate::args::TalkArgs;
+use crate::args::{PromoteArgs, TalkArgs};
 use crate::devices::{client, print_json};
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::human::date;
 
 /// Exit codes, which are those of plugins for Nagios, Icinga and similar programs.
@@ -35,13 +36,29 @@ pub(crate) fn run(talk: &TalkArgs, out: &mut impl Write) -> Result<ExitCode, Fai
     Ok(ExitCode::from(code(&status)))
 }
 
-/// Promotes a standby.
-pub(crate) fn promote(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let status = client(talk).promote()?;
-    match talk.json {
-        true => print_json(&status, out),
-        false => Ok(writeln!(out, "promoted: the yard takes its pools over")?),
+/// How often the status is asked for while a standby opens its pools.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Promotes a standby, and waits until it serves.
+pub(crate) fn promote(args: &PromoteArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let client = client(&args.talk);
+    let mut status = client.promote()?;
+    while status.promoting && !args.no_wait {
+        std::thread::sleep(PAUSE);
+        // A daemon that cannot open its pools ends.
+        status = client.status().map_err(|error| {
+            let ended = format!(
+                "cannot take the pools over: the yard has ended, and its log says \
+                                 why ({error})"
+            );
+            Failure::new(Code::Failed, ended)
+        })?;
     }
+    if args.talk.json {
+        return print_json(&status, out);
+    }
+    let done = if status.promoting { "the yard takes its pools over" } else { "the yard serves" };
+    Ok(writeln!(out, "promoted: {done}")?)
 }
 
 fn code(status: &StatusView) -> u8 {
@@ -61,7 +78,11 @@ fn print(status: &StatusView, out: &mut impl Write) -> Result<(), Failure> {
         (0, others) => counted(others, "warning"),
         (critical, others) => format!("{critical} critical, {}", counted(others, "warning")),
     };
-    let standby = if status.standby { "standby, " } else { "" };
+    let standby = match (status.standby, status.promoting) {
+        (true, _) => "standby, ",
+        (_, true) => "promoting, ",
+        _ => "",
+    };
     writeln!(out, "{}: {standby}{devices}, {pools}, {found}", status.state.to_uppercase())?;
     for warning in &status.warnings {
         writeln!(

@@ -39,6 +39,16 @@ pub struct TlsConfig {
     pub allow: AllowLists,
 }
 
+impl TlsConfig {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// If a server with this configuration could not start.
+    pub fn check(&self) -> Result<(), TlsError> {
+        Acceptor::load(self).map(drop)
+    }
+}
+
 /// The reason for which TLS cannot be set up.
 #[derive(Debug)]
 #[non_exhaustive]

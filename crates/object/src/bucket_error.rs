@@ -1,7 +1,8 @@
-//! Why a pool in an object store could not be opened.
+//! Why a pool in an object store could not be opened, or was lost.
 
 use blockyard_store::StoreError;
 use blockyard_volume_format::FormatError;
+use blockyard_volume_format::object::{ObjectHeader, ObjectKind};
 
 use crate::ObjectError;
 
@@ -62,6 +63,12 @@ pub enum BucketError {
         /// The epoch that both wanted.
         epoch: u64,
     },
+    /// Another opener has taken the pool over while this one replayed it.
+    #[error("{why}")]
+    Lost {
+        /// What says so.
+        why: String,
+    },
     /// The writer of the pool compacts it faster than this process reads it.
     #[error("cannot read the pool: its writer replaces the objects faster than they are read")]
     Changing,
@@ -91,4 +98,21 @@ pub enum BucketError {
     /// The cache cannot be used, or the pool's place is not valid.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// The message of a writer that a later opener has fenced: `other` is the object that it found
+/// instead of its own.
+pub(crate) fn taken_over(name: &str, other: Option<&[u8]>) -> String {
+    let by = match other.map(ObjectHeader::parse) {
+        Some(Ok((header, _))) if header.kind == ObjectKind::Seal => {
+            "a seal of this epoch".to_owned()
+        }
+        Some(Ok((header, _))) => format!("written in epoch {}", header.epoch),
+        Some(Err(error)) => format!("not an object of this pool ({error})"),
+        None => "gone".to_owned(),
+    };
+    format!(
+        "another opener has taken over the pool: `{name}` is {by}. This process acknowledges \
+         nothing any more, and its data may be stale"
+    )
 }

@@ -17,8 +17,9 @@ use blockyard_volume_format::object::table::{self, PART_SEGMENTS, TableExtent};
 use blockyard_volume_format::object::{HEADER_BYTES, MANIFEST, ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
 
+use crate::bucket_error::taken_over;
 use crate::client::Swapped;
-use crate::journal::{Journal, Outage, State, taken_over};
+use crate::journal::{Journal, Outage, State};
 use crate::object_reader::ReadError;
 
 /// A segment with more extents than this is copied as a whole.

@@ -13,8 +13,8 @@
 //! # Invariants
 //!
 //! 1. A batch is acknowledged when the object store has it and all batches before it. A sync
-//!    returns when its batches are acknowledged, or are in the local log and the lag is within its
-//!    limits.
+//!    returns when its batches are acknowledged, or are in the local log, the lag is within its
+//!    limits, and the lease was renewed in time.
 //! 2. A batch is created only if there is no object of its name. A later opener puts a seal in the
 //!    place of the first batch that it does not find. So the writer of an earlier epoch cannot
 //!    create that batch, and acknowledges neither that batch nor a later one.
@@ -29,7 +29,8 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use blockyard_store::remote::{Acknowledge, UploadStatus};
+use blockyard_store::remote::{Acknowledge, LostWrites, UploadStatus};
+use blockyard_store::{LeaseTerm, Serving};
 use blockyard_volume_format::object::batch::{
     self, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT, SUPERBLOCK, payload_bytes,
 };
@@ -43,6 +44,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::bucket_error::taken_over;
 use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
@@ -50,6 +52,7 @@ use crate::image::PoolImage;
 use crate::local_log::{LocalLog, LogGroup};
 use crate::object_reader::{ObjectReader, ReadError};
 use crate::recovery;
+use crate::requests::Requests;
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
 
 /// An opener that finds more epochs to replay compacts the pool before it uses it.
@@ -67,10 +70,13 @@ pub(crate) struct Journal {
     /// The local log and its limits, if it acknowledges syncs. It is locked before the state.
     log: Option<(Mutex<LocalLog>, LocalAcknowledgement)>,
     state: Mutex<State>,
-    /// Signalled at each acknowledgement, failure and end of a compaction, and when the log writer
-    /// has work.
-    changed: Notify,
-    opened: std::time::Instant,
+    /// Until when requests are served.
+    pub(crate) term: Arc<LeaseTerm>,
+    /// Signalled at each acknowledgement, failure and end of a compaction, when the lease is
+    /// renewed, and when the log writer has work.
+    changed: Arc<Notify>,
+    /// When the pool was opened, and the requests until then, which a month does not repeat.
+    opened: (std::time::Instant, Requests),
     handle: Handle,
     /// The uploads and the compaction that run. Each has this journal, and so the cache.
     tasks: Mutex<JoinSet<()>>,
@@ -422,8 +428,10 @@ impl Journal {
         (title, cache): (String, Option<ObjectCache>),
         log: Option<LocalLog>,
         state: State,
+        (term, changed): (Arc<LeaseTerm>, Arc<Notify>),
         handle: Handle,
     ) -> Journal {
+        let opened = (std::time::Instant::now(), client.requests());
         let reader = ObjectReader::new(Arc::clone(&client), state.header.pool);
         Journal {
             client,
@@ -433,8 +441,9 @@ impl Journal {
             cache,
             log: log.zip(settings.local).map(|(log, limits)| (Mutex::new(log), limits)),
             state: Mutex::new(state),
-            changed: Notify::new(),
-            opened: std::time::Instant::now(),
+            term,
+            changed,
+            opened,
             handle,
             tasks: Mutex::default(),
         }
@@ -457,6 +466,7 @@ impl Journal {
             state.failed = Some(why.into());
         }
         drop(state);
+        self.term.end();
         self.signal();
     }
 
@@ -529,6 +539,7 @@ impl Journal {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let limits = self.log.as_ref().map(|(_, limits)| *limits);
         let is_late = limits.is_some_and(|limits| !is_within(&state, &limits, now));
+        let (opened, before) = &self.opened;
         UploadStatus {
             acknowledge: limits.map_or(Acknowledge::Object, |_| Acknowledge::Local),
             lag_bytes: lag.bytes,
@@ -537,12 +548,14 @@ impl Journal {
             max_lag_bytes: limits.map_or(0, |limits| limits.lag_bytes_max),
             max_lag_ms: limits.map_or(0, |limits| millis(limits.lag_time_max)),
             lease_ms: self.settings.lease.map_or(0, millis),
-            requests: self.client.requests().totals(self.opened.elapsed()),
+            requests: self.client.requests().since(before).totals(opened.elapsed()),
             waits: state.lag_waits,
             is_waiting: limits.is_some() && (state.waiting > 0 || is_late),
+            is_held: state.failed.is_none() && self.is_held(),
             has_failed: state.failed.is_some(),
             has_log_failed: state.has_log_failed,
             missing_since_ms: state.missing_since_ms,
+            lost: LostWrites::default(),
         }
     }
 
@@ -706,7 +719,7 @@ impl Journal {
         let mut state = self.state();
         state.has_log_failed |= !is_logged;
         // A sync that waits for the object store does not wait for the end of the delay.
-        if !is_logged || !is_within(&state, limits, now) {
+        if !is_logged || !is_within(&state, limits, now) || self.is_held() {
             if is_logged && state.durable.superblock.is_some() {
                 self.tell_of_wait(&mut state, now);
             }
@@ -726,7 +739,13 @@ impl Journal {
         }
         let limits = self.log.as_ref().map(|(_, limits)| limits);
         let is_over = point.is_logged && limits.is_some_and(|it| is_within(state, it, self.now()));
-        is_over.then_some(Ok(()))
+        (is_over && !self.is_held()).then_some(Ok(()))
+    }
+
+    /// Whether the lease was not renewed in time: another opener may have the pool, and does not
+    /// have what only the local log has.
+    fn is_held(&self) -> bool {
+        self.term.serving() != Serving::Yes
     }
 
     /// Whether a sync has ended.
@@ -928,23 +947,6 @@ impl Journal {
 /// Bytes that are read from the object store at once, at least: the time of a request hardly
 /// depends on less.
 const READ_AHEAD_BYTES: u64 = 4 * CHUNK_BYTES as u64;
-
-/// The message of a writer that a later opener has fenced: `other` is the object that it found
-/// instead of its own.
-pub(crate) fn taken_over(name: &str, other: Option<&[u8]>) -> String {
-    let by = match other.map(ObjectHeader::parse) {
-        Some(Ok((header, _))) if header.kind == ObjectKind::Seal => {
-            "a seal of this epoch".to_owned()
-        }
-        Some(Ok((header, _))) => format!("written in epoch {}", header.epoch),
-        Some(Err(error)) => format!("not an object of this pool ({error})"),
-        None => "gone".to_owned(),
-    };
-    format!(
-        "another opener has taken over the pool: `{name}` is {by}. This process acknowledges \
-         nothing any more, and its data may be stale"
-    )
-}
 
 /// Ends the journal if a task panics, which is a bug: nothing may wait for the task.
 struct EndsByPanic<'a>(&'a Journal);

@@ -31,6 +31,8 @@ pub mod store;
 
 use std::time::Duration;
 
+use blockyard_store::remote::MAX_LAG;
+
 pub use bucket_error::BucketError;
 pub use client::{Created, ListedObject, Object, ObjectClient, Retries, Swapped};
 pub use journal::Lag;
@@ -139,8 +141,8 @@ pub struct LocalAcknowledgement {
 impl Default for LocalAcknowledgement {
     fn default() -> LocalAcknowledgement {
         LocalAcknowledgement {
-            lag_bytes_max: 64 << 20,
-            lag_time_max: Duration::from_secs(30),
+            lag_bytes_max: MAX_LAG.0,
+            lag_time_max: Duration::from_millis(MAX_LAG.1),
             upload_delay: Duration::from_secs(1),
             close_time: Duration::from_secs(10),
         }

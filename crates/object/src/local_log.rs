@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use blockyard_core::owner_only;
 use blockyard_os::{AtomicFile, Replace};
 use blockyard_store::StoreError;
+use blockyard_store::remote::LostWrites;
 use blockyard_volume_format::object::batch::{BatchRecord, LaterBatches};
 use blockyard_volume_format::object::local_log::{self as format, GroupsEnd, LogFile};
 use blockyard_volume_format::object::manifest::Manifest;
@@ -159,31 +160,47 @@ pub(crate) fn make_directory(directory: &Path) -> Result<(), BucketError> {
     made.and_then(|()| owner_only::sync_names_above(directory, 4)).map_err(failed(directory))
 }
 
-/// The file with the identity of a directory, in 32 hexadecimal digits.
-const ID: &str = "id";
+/// The file with the random numbers of the last openers with this directory, a line for each, in 32
+/// hexadecimal digits. There are several if openings were interrupted.
+const OPENERS: &str = "id";
 
-/// The identity of a directory with a log; `None` if no log was written in it yet.
-pub(crate) fn identity(directory: &Path) -> Result<Option<[u8; 16]>, BucketError> {
-    match std::fs::read_to_string(directory.join(ID)) {
-        // With a damaged one, a new one is made, and what the old one stood for may be missing.
-        Ok(text) => Ok(u128::from_str_radix(&text, 16).ok().map(u128::to_be_bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+/// The random numbers of the last openers with a directory; none if there was no opener yet.
+pub(crate) fn identities(directory: &Path) -> Result<Vec<WriterId>, BucketError> {
+    match std::fs::read_to_string(directory.join(OPENERS)) {
+        // What a damaged line stood for may be missing.
+        Ok(text) => Ok(text
+            .lines()
+            .filter_map(|line| u128::from_str_radix(line, 16).ok().map(u128::to_be_bytes))
+            .collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(failed(directory)(error)),
     }
 }
 
-/// The identity of a directory, which is made if there is none, and durable.
-pub(crate) fn make_identity(directory: &Path) -> Result<[u8; 16], BucketError> {
-    if let Some(id) = identity(directory)? {
-        return Ok(id);
-    }
+/// Replaces the numbers of the last openers, durably. An opener adds its own before it takes an
+/// epoch, and removes the others when it has it: at any moment the file has the number of the last
+/// opener with this directory that has taken one.
+pub(crate) fn set_identities(directory: &Path, ids: &[WriterId]) -> Result<(), BucketError> {
     let make = || {
-        let id = blockyard_os::fresh_id()?;
-        let file = AtomicFile::create(&directory.join(ID), Replace::Any, &[])?;
-        write!(file.file(), "{:032x}", u128::from_be_bytes(id))?;
-        file.commit().map(|()| id)
+        let file = AtomicFile::create(&directory.join(OPENERS), Replace::Any, &[])?;
+        for id in ids {
+            writeln!(file.file(), "{:032x}", u128::from_be_bytes(*id))?;
+        }
+        file.commit()
     };
     make().map_err(failed(directory))
+}
+
+/// The files of lost batches in a directory. One that cannot be read is none.
+pub(crate) fn lost(directory: &Path) -> LostWrites {
+    let mut lost = LostWrites::default();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(LOST)) {
+            lost.files += 1;
+            lost.bytes += entry.metadata().map_or(0, |found| found.len());
+        }
+    }
+    lost
 }
 
 /// The epochs and numbers of the batches that have files in a directory, in ascending order.

@@ -1,18 +1,22 @@
 //! Provides pools in object stores to `crates/store`: by URI, with the credentials of the
 //! environment, a lock that keeps other processes of this machine out, and a cache.
 
+#![allow(clippy::disallowed_types)] // Pools are opened on the control plane.
+
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blockyard_store::remote::{
-    Acknowledge, Lease, RemoteFile, RemoteParameters, RemotePools, RemoteStore, UploadStatus,
+    Acknowledge, Lease, OwnPart, RemoteFile, RemoteParameters, RemotePools, RemoteStore,
+    UploadStatus,
 };
 use blockyard_store::{
-    EventFd, Layout, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
+    EventFd, Layout, LeaseTerm, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
     SegmentStore as _, StoreError, StoreFile as _, StoreLocation,
 };
 use blockyard_volume_format::superblock;
@@ -21,7 +25,9 @@ use tokio::runtime::{Builder, Runtime};
 use crate::bucket_error::BucketError;
 use crate::client::{ObjectClient, Retries};
 use crate::lease;
+use crate::local_log;
 use crate::location::{Access, ObjectUri};
+use crate::recovery;
 use crate::store::{BucketFile, BucketStore, Opening, has_pool, pool_id};
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
 
@@ -31,12 +37,22 @@ pub struct Provider {
     /// The state directory, in which each pool has a lock and a cache.
     state_directory: fn() -> PathBuf,
     runtime: OnceLock<Arc<Runtime>>,
+    /// The leases that this process has claimed, and not yet opened the pool of: the path of the
+    /// pool, and the epoch of the opener of the lease.
+    claims: Mutex<BTreeMap<String, u64>>,
+    /// The pools whose leases were read: the path, and the mark of the pool.
+    watched: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Provider {
     /// A provider with the locks and caches of pools in the state directory.
     pub fn new(state_directory: fn() -> PathBuf) -> Provider {
-        Provider { state_directory, runtime: OnceLock::new() }
+        Provider {
+            state_directory,
+            runtime: OnceLock::new(),
+            claims: Mutex::default(),
+            watched: Mutex::default(),
+        }
     }
 
     /// The runtime of all pools, which the first one starts. One thread sends all requests.
@@ -54,6 +70,22 @@ impl Provider {
         let thread = std::thread::Builder::new().name("object-store".to_owned());
         thread.spawn(move || runs.block_on(std::future::pending::<()>())).map_err(failed)?;
         Ok(self.runtime.get_or_init(|| made))
+    }
+
+    fn claims(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The mark of the pool that is at a path, which is remembered; `None` if there is no pool.
+    async fn watch(&self, client: &ObjectClient, path: &str) -> Result<Option<u64>, BucketError> {
+        let found = recovery::manifest(client).await?;
+        let mark = found.map(|(manifest, _)| manifest.mark());
+        mark.and_then(|mark| self.watched().insert(path.to_owned(), mark));
+        Ok(mark)
     }
 
     /// The directory of a pool. Pools of several object stores may have the same URI, so it is
@@ -83,17 +115,31 @@ fn refused(path: &str, error: BucketError) -> StoreError {
                      --take-over: another machine may have this one open, and would lose it"
                 .to_owned(),
         },
-        error => StoreError::Io {
-            doing: format!("cannot open the pool `{path}`"),
-            source: io::Error::other(error),
-        },
+        error => {
+            let is_transient =
+                matches!(&error, BucketError::Request(error) if error.is_transient());
+            let kind = if is_transient { ErrorKind::TimedOut } else { ErrorKind::Other };
+            let doing = format!("cannot open the pool `{path}`");
+            StoreError::Io { doing, source: io::Error::new(kind, error) }
+        }
     }
 }
 
+/// A standby reads the lease again soon, so that a request is not tried for long.
+const LEASE_RETRIES: Retries = Retries {
+    try_time: Duration::from_secs(5),
+    give_up: Duration::from_secs(10),
+    pause_min: Duration::from_millis(50),
+    pause_max: Duration::from_secs(1),
+};
+
 fn connect(path: &str) -> Result<Arc<ObjectClient>, BucketError> {
+    connect_with(path, Retries::default())
+}
+
+fn connect_with(path: &str, retries: Retries) -> Result<Arc<ObjectClient>, BucketError> {
     let uri = ObjectUri::parse(path)?;
-    let client = ObjectClient::connect(&uri, &Access::from_env()?, Retries::default())?;
-    Ok(Arc::new(client))
+    Ok(Arc::new(ObjectClient::connect(&uri, &Access::from_env()?, retries)?))
 }
 
 /// The limits of acknowledgements by the local log, if it is to give them.
@@ -176,8 +222,62 @@ impl RemotePools for Provider {
     }
 
     fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError> {
-        let client = connect(path).map_err(|error| refused(path, error))?;
-        self.runtime()?.block_on(lease::read(&client)).map_err(|error| refused(path, error))
+        let read = async {
+            let client = connect_with(path, LEASE_RETRIES)?;
+            let known = self.watched().get(path).copied();
+            if let Some(pool) = known {
+                match lease::read(&client, pool).await {
+                    // Another pool may have been made here.
+                    Err(BucketError::Foreign { .. }) => {}
+                    read => return read,
+                }
+            }
+            match self.watch(&client, path).await? {
+                Some(pool) => lease::read(&client, pool).await,
+                None => Ok(None),
+            }
+        };
+        self.runtime()?.block_on(read).map_err(|error| refused(path, error))
+    }
+
+    fn claim_lease(&self, path: &str, lease: &Lease) -> Result<bool, StoreError> {
+        let failed = |source| StoreError::Io { doing: "cannot draw a number".into(), source };
+        let standby = blockyard_os::fresh_id().map_err(failed)?;
+        let claim = async {
+            let client = connect_with(path, LEASE_RETRIES)?;
+            match self.watch(&client, path).await? {
+                Some(pool) => lease::claim(&client, pool, lease, standby).await,
+                None => Ok(false),
+            }
+        };
+        let claimed = self.runtime()?.block_on(claim);
+        let is_claimed = claimed.map_err(|error| refused(path, error))?;
+        if is_claimed {
+            self.claims().insert(path.to_owned(), lease.epoch);
+        }
+        Ok(is_claimed)
+    }
+
+    fn own_part(&self, path: &str) -> Result<OwnPart, StoreError> {
+        let read = async {
+            let client = connect_with(path, LEASE_RETRIES)?;
+            let Some((manifest, _)) = recovery::manifest(&client).await? else {
+                return Ok(OwnPart::default());
+            };
+            let directory = self.directory_of(manifest.id);
+            let log = directory.join("log");
+            // Without a log this machine never had the pool. With a lock it has the pool now.
+            if !log.exists() || check_unlocked(path, &directory).is_err() {
+                return Ok(OwnPart::default());
+            }
+            let was_last = local_log::identities(&log)?.contains(&manifest.writer);
+            if !was_last {
+                let _lock = lock(path, &directory)?;
+                local_log::upload_left(&client, &manifest, &log).await?;
+            }
+            Ok(OwnPart { was_last, lost: local_log::lost(&log) })
+        };
+        self.runtime()?.block_on(read).map_err(|error: BucketError| refused(path, error))
     }
 
     fn open(
@@ -202,7 +302,7 @@ impl RemotePools for Provider {
             settings.cache_bytes = parameters.cache_bytes;
         }
         settings.local = local(parameters);
-        let lease = Some(parameters.lease_ms).filter(|ms| *ms > 0);
+        let lease = parameters.lease_ms.filter(|ms| *ms > 0);
         settings.lease = lease.map(Duration::from_millis);
         if let Some(local) = &settings.local {
             // What the object store lacks is in memory, too.
@@ -223,12 +323,14 @@ impl RemotePools for Provider {
                     log: Some(&log),
                     capacity_bytes: Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0),
                     take_over: parameters.take_over,
+                    after: self.claims().remove(path),
+                    keeps_lease: parameters.lease_ms.is_none(),
                 };
                 BucketStore::open(client, settings, request, runtime)
             }
         };
         let store = opened.map_err(|error| refused(path, error))?;
-        Ok(Box::new(LockedStore { store, lock }))
+        Ok(Box::new(LockedStore { store, lock, log }))
     }
 }
 
@@ -237,6 +339,8 @@ impl RemotePools for Provider {
 struct LockedStore {
     store: BucketStore,
     lock: Option<File>,
+    /// The directory of the local log.
+    log: PathBuf,
 }
 
 impl Drop for LockedStore {
@@ -286,7 +390,12 @@ impl RemoteStore for LockedStore {
     }
 
     fn upload_status(&self) -> Option<UploadStatus> {
-        self.lock.as_ref().map(|_| self.store.upload_status())
+        let lost = local_log::lost(&self.log);
+        self.lock.as_ref().map(|_| UploadStatus { lost, ..self.store.upload_status() })
+    }
+
+    fn lease_term(&self) -> Arc<LeaseTerm> {
+        self.store.term()
     }
 
     fn announce(&self, control: &Path) -> io::Result<()> {

@@ -6,6 +6,9 @@
 //!    batch that is not there. If a batch is there, replay it, and try the next place.
 //! 3. The own batches begin at number 0 of the new epoch.
 //!
+//! From step 1 on the opener renews the lease ([`crate::lease`]): a standby must not take an opener
+//! that replays for long for one that has died.
+//!
 //! The manifest alone does not stop the writer of an older epoch, because it does not read the
 //! manifest before it acknowledges a write. The seal does: the name of its next batch is taken.
 //! Batches after the seal were never acknowledged. A seal is never removed.
@@ -122,27 +125,24 @@ pub(crate) async fn seal_if_empty(
 }
 
 /// The local log of an opener.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnLog {
-    /// The identity of its directory, if it has one. The object store has what earlier openers left
+    /// The random numbers of earlier openers with this log. The object store has what they left
     /// there.
-    pub(crate) id: Option<[u8; 16]>,
+    pub(crate) earlier: Vec<[u8; 16]>,
     /// Whether it acknowledges syncs.
     pub(crate) acknowledges: bool,
 }
 
-/// Opens a pool for use: fences the older openers, and replays their batches. `keep_bytes` is the
-/// length of batches that are not kept in memory.
-pub(crate) async fn open(
+/// Replays a pool for use, with the manifest in which this opener has taken its epoch, and the
+/// entity tag of that: seals the epochs of older openers, and replays their batches. `keep_bytes`
+/// is the length of batches that are not kept in memory.
+pub(crate) async fn replay(
     client: &Arc<ObjectClient>,
-    found: (Manifest, String),
-    (writer, log): ([u8; 16], OwnLog),
+    (new, e_tag): (Manifest, String),
     keep_bytes: usize,
 ) -> Result<State, BucketError> {
-    let (new, e_tag) = take_epoch(client, found, (writer, log)).await?;
-    let epoch = new.epoch;
-    let header =
-        ObjectHeader { kind: ObjectKind::Batch, pool: new.mark(), writer, epoch, number: 0 };
+    let header = header_of(&new);
     let space = table(client, &new).await?;
     let mut state = State::new(header, space, new, e_tag);
     let older = state.manifest.replays.clone();
@@ -152,6 +152,12 @@ pub(crate) async fn open(
     }
     state.current = state.durable.clone();
     Ok(state)
+}
+
+/// The header of the objects of the opener that a manifest names.
+pub(crate) fn header_of(manifest: &Manifest) -> ObjectHeader {
+    let Manifest { writer, epoch, .. } = *manifest;
+    ObjectHeader { kind: ObjectKind::Batch, pool: manifest.mark(), writer, epoch, number: 0 }
 }
 
 /// Says that writes may be missing, if the opener of an epoch has acknowledged syncs by a local log
@@ -177,21 +183,29 @@ fn tell_of_missing(title: &str, state: &mut State, end: &EpochEnd) {
 ///
 /// The writer that has the pool open replaces the manifest too, at the end of each compaction, and
 /// keeps the epoch. Then this opener tries again with the new manifest.
-async fn take_epoch(
-    client: &Arc<ObjectClient>,
+///
+/// An opener that has claimed the lease of the opener `after` gets an error if another one came
+/// after that: the lease says nothing of it.
+pub(crate) async fn take_epoch(
+    client: &ObjectClient,
     (mut old, mut e_tag): (Manifest, String),
-    (writer, log): ([u8; 16], OwnLog),
+    (writer, log): ([u8; 16], &OwnLog),
+    after: Option<u64>,
 ) -> Result<(Manifest, String), BucketError> {
     let (id, epoch) = (old.id, old.epoch.checked_add(1));
+    if after.is_some_and(|after| after != old.epoch) {
+        return Err(BucketError::Raced { epoch: old.epoch });
+    }
     // A caller that takes over an empty pool changes its capacity.
     let capacity_bytes = old.capacity_bytes;
     let epoch = epoch.ok_or(BucketError::Exhausted { what: "epochs" })?;
     loop {
         let mut new = Manifest { writer, epoch, changes: old.changes + 1, capacity_bytes, ..old };
         new.replays.push(Replay { epoch, first: 0, through: 0 });
-        new.logs.retain(|mark| Some(mark.log) != log.id);
-        let mark = log.id.filter(|_| log.acknowledges);
-        new.logs.extend(mark.map(|log| LogMark { epoch, log, since_ms: now_ms() }));
+        new.logs.retain(|mark| !log.earlier.contains(&mark.log));
+        if log.acknowledges {
+            new.logs.push(LogMark { epoch, log: writer, since_ms: now_ms() });
+        }
         if new.replays.len() > REPLAYS_MAX {
             return Err(BucketError::Exhausted { what: "epochs to replay" });
         }
@@ -268,8 +282,7 @@ async fn look_once(
     (manifest, e_tag): (Manifest, String),
     keep_bytes: usize,
 ) -> Result<(State, Vec<EpochEnd>), BucketError> {
-    let (pool, epoch) = (manifest.mark(), manifest.epoch);
-    let header = ObjectHeader { kind: ObjectKind::Batch, pool, writer: [0; 16], epoch, number: 0 };
+    let header = ObjectHeader { writer: [0; 16], ..header_of(&manifest) };
     let space = table(client, &manifest).await?;
     let mut state = State::new(header, space, manifest, e_tag);
     let mut ends = Vec::new();

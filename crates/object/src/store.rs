@@ -6,29 +6,33 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
 use blockyard_store::log_writer::Ended;
 use blockyard_store::remote::UploadStatus;
 use blockyard_store::{
-    Durability, EventFd, Layout, LogWriter, SegmentFiles, SegmentStore, StoreError, StoreFile,
-    StoreLocation, WriteBatch,
+    Durability, EventFd, Layout, LeaseTerm, LogWriter, SegmentFiles, SegmentStore, StoreError,
+    StoreFile, StoreLocation, WriteBatch,
 };
 use blockyard_sync::event_count::{EventCount, Waker};
+use blockyard_volume_format::object::ObjectHeader;
 use blockyard_volume_format::object::batch::{
     BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
 };
 use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::{segment_name, superblock};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 
 use crate::BucketSettings;
 use crate::bucket_error::BucketError;
 use crate::cache::ObjectCache;
 use crate::client::ObjectClient;
 use crate::journal::{Journal, Lag, Located, State, SyncPoint};
-use crate::lease;
+use crate::lease::{self, Earlier, LeaseKeeper};
 use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
 use crate::reads::BucketReads;
@@ -117,6 +121,11 @@ pub struct Opening<'a> {
     pub capacity_bytes: Option<u64>,
     /// Take over a pool that another process may have open. Without it such a pool is refused.
     pub take_over: bool,
+    /// The epoch of the opener whose lease this process has claimed: no other one may have come
+    /// after it.
+    pub after: Option<u64>,
+    /// Without a lease of its own, this opener keeps that of the opener before.
+    pub keeps_lease: bool,
 }
 
 impl Opening<'_> {
@@ -125,6 +134,33 @@ impl Opening<'_> {
         let capacity = self.capacity_bytes.ok_or_else(|| no_pool(client))?;
         check_capacity(capacity)?;
         Ok(capacity)
+    }
+
+    /// Takes a new epoch, and replays the older ones. Renews the lease meanwhile.
+    async fn take(
+        &self,
+        client: &Arc<ObjectClient>,
+        found: (Manifest, String),
+        opener: ([u8; 16], &OwnLog),
+        mut settings: BucketSettings,
+    ) -> Result<(State, OwnLease), BucketError> {
+        let new = recovery::take_epoch(client, found, opener, self.after).await?;
+        let header = recovery::header_of(&new.0);
+        if settings.lease.is_none() {
+            let earlier = if self.keeps_lease { Earlier::Kept } else { Earlier::Withdrawn };
+            settings.lease = lease::inherit(client, &header, earlier).await?;
+        }
+        let mut lease = OwnLease::new(client, header, settings);
+        let replay = recovery::replay(client, new, settings.keep_bytes);
+        let state = match &mut lease.keeping {
+            None => replay.await?,
+            Some(keeping) => tokio::select! {
+                biased;
+                why = keeping => return Err(BucketError::Lost { why }),
+                state = replay => state?,
+            },
+        };
+        Ok((state, lease))
     }
 
     /// Finds the pool, or makes it. Returns its manifest, and the entity tag of it.
@@ -164,6 +200,38 @@ impl Opening<'_> {
             true => Ok(found),
             false => Err(BucketError::MayBeOpen { place: client.title().to_owned() }),
         }
+    }
+}
+
+/// The lease of an opener.
+struct OwnLease {
+    /// The length; `None` without a lease.
+    length: Option<Duration>,
+    term: Arc<LeaseTerm>,
+    /// Signalled when the opener may serve again.
+    changed: Arc<Notify>,
+    /// Renews it; ends when the pool is lost, with what to say.
+    keeping: Option<Pin<Box<dyn Future<Output = String> + Send>>>,
+}
+
+impl OwnLease {
+    fn none() -> OwnLease {
+        let term = Arc::new(LeaseTerm::unlimited());
+        OwnLease { length: None, term, changed: Arc::default(), keeping: None }
+    }
+
+    fn new(client: &Arc<ObjectClient>, header: ObjectHeader, settings: BucketSettings) -> OwnLease {
+        let Some(length) = settings.lease else { return OwnLease::none() };
+        let (term, changed) = (Arc::new(LeaseTerm::held()), Arc::<Notify>::default());
+        let keeper = LeaseKeeper {
+            client: Arc::clone(client),
+            header,
+            length,
+            term: Arc::clone(&term),
+            changed: Arc::clone(&changed),
+            outage_max: settings.outage_max,
+        };
+        OwnLease { length: Some(length), term, changed, keeping: Some(Box::pin(keeper.run())) }
     }
 }
 
@@ -220,24 +288,28 @@ impl BucketStore {
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
         let cache = request.cache.map(open).transpose()?;
-        let mut own = OwnLog { id: None, acknowledges: settings.local.is_some() };
+        let mut own = OwnLog { earlier: Vec::new(), acknowledges: settings.local.is_some() };
         if let Some(directory) = request.log {
             local_log::make_directory(directory)?;
             runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
-            own.id = match own.acknowledges {
-                true => Some(local_log::make_identity(directory)?),
-                false => local_log::identity(directory)?,
-            };
+            own.earlier = local_log::identities(directory)?;
+            let openers = [&own.earlier[..], &[writer]].concat();
+            local_log::set_identities(directory, &openers)?;
         }
-        let opening = recovery::open(&client, found, (writer, own), settings.keep_bytes);
-        let state = runtime.block_on(opening)?;
+        let taking = request.take(&client, found, (writer, &own), settings);
+        let (state, lease) = runtime.block_on(taking)?;
+        if let Some(directory) = request.log {
+            // The longer list does no harm.
+            _ = local_log::set_identities(directory, &[writer]);
+        }
         let log = request.log.map(|directory| LocalLog::new(directory, state.header));
-        let mut store = BucketStore::of(client, settings, (cache, log), state, runtime);
+        let mut store = BucketStore::of(client, settings, (cache, log), state, runtime, &lease);
         store.writes = true;
-        store.journal.begin(runtime);
-        if let Some(length) = settings.lease {
-            store.journal.spawn(lease::keep(Arc::clone(&store.journal), length));
+        if let Some(keeping) = lease.keeping {
+            let journal = Arc::clone(&store.journal);
+            store.journal.spawn(async move { journal.fail(&keeping.await) });
         }
+        store.journal.begin(runtime);
         Ok(store)
     }
 
@@ -265,7 +337,7 @@ impl BucketStore {
     ) -> Result<BucketStore, BucketError> {
         let opened = runtime.block_on(recovery::look(&client, settings.keep_bytes, log))?;
         let state = opened.ok_or_else(|| no_pool(&client))?;
-        Ok(BucketStore::of(client, settings, (None, None), state, runtime))
+        Ok(BucketStore::of(client, settings, (None, None), state, runtime, &OwnLease::none()))
     }
 
     /// A pool that is open for reading only.
@@ -275,10 +347,13 @@ impl BucketStore {
         (cache, log): (Option<ObjectCache>, Option<LocalLog>),
         state: State,
         runtime: &Arc<Runtime>,
+        lease: &OwnLease,
     ) -> BucketStore {
+        let settings = BucketSettings { lease: lease.length, ..settings };
         let title = client.title().to_owned();
         let handle = runtime.handle().clone();
-        let journal = Journal::new(client, settings, (title, cache), log, state, handle);
+        let serving = (Arc::clone(&lease.term), Arc::clone(&lease.changed));
+        let journal = Journal::new(client, settings, (title, cache), log, state, serving, handle);
         let (journal, runtime) = (Arc::new(journal), Arc::clone(runtime));
         BucketStore { journal, runtime, writes: false, new: NewFiles::default() }
     }
@@ -288,7 +363,12 @@ impl BucketStore {
         self.journal.state().header.epoch
     }
 
-    /// The requests that this process has sent since the opening.
+    /// Until when this opener serves requests.
+    pub fn term(&self) -> Arc<LeaseTerm> {
+        Arc::clone(&self.journal.term)
+    }
+
+    /// The requests that this process has sent since the client was made.
     pub fn requests(&self) -> Requests {
         self.journal.client.requests()
     }
@@ -465,6 +545,10 @@ impl StoreLocation for BucketStore {
 impl SegmentStore for BucketStore {
     type LogWriter = BucketLogWriter;
     type Reads = BucketReads;
+
+    fn lease_term(&self) -> Option<Arc<LeaseTerm>> {
+        Some(self.term())
+    }
 
     fn log_writer(&self, _: Option<&Arc<BucketFile>>) -> BucketLogWriter {
         let (journal, runtime) = (Arc::clone(&self.journal), Arc::clone(&self.runtime));

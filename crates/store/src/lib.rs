@@ -19,6 +19,7 @@ mod directory;
 pub mod disk;
 mod error;
 mod file;
+pub mod lease;
 mod lock;
 pub mod lock_owner;
 pub mod log_writer;
@@ -40,6 +41,7 @@ use rustix::fs::Access;
 
 pub use error::{CopiesError, StoreError};
 pub use file::{PoolFile, is_short};
+pub use lease::{LeaseTerm, Serving};
 pub use lock_owner::LockOwner;
 pub use log_writer::{Blocking, Durability, LogWriter, WriteBatch};
 pub use mirror::locations::PoolPaths;
@@ -425,6 +427,11 @@ pub trait SegmentStore: SegmentFiles + StoreLocation {
     /// bytes: a power of two up to 4096.
     fn io_align(&self) -> u32 {
         1
+    }
+
+    /// Until when the opener may serve requests, if that is limited.
+    fn lease_term(&self) -> Option<Arc<LeaseTerm>> {
+        None
     }
 
     /// Makes a log writer for the calling thread. It may write zeros to the beginning of `scratch`,

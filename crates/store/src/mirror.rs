@@ -94,7 +94,8 @@ use blockyard_volume_format::superblock;
 use crate::buffer::{ALIGN, Memory};
 use crate::file::is_short;
 use crate::{
-    EventFd, GoodCopies, Layout, SegmentFiles, SegmentStore, StoreError, StoreFile, StoreLocation,
+    EventFd, GoodCopies, Layout, LeaseTerm, SegmentFiles, SegmentStore, StoreError, StoreFile,
+    StoreLocation,
 };
 
 use assemble::NamedCopy;
@@ -692,6 +693,11 @@ impl<D: SegmentStore> SegmentStore for Mirror<D> {
         let members = self.0.members();
         let aligns = members.written().map(|it| it.directory().io_align());
         aligns.max().unwrap_or(ALIGN as u32)
+    }
+
+    fn lease_term(&self) -> Option<Arc<LeaseTerm>> {
+        let members = self.0.members();
+        members.written().find_map(|it| it.directory().lease_term())
     }
 
     fn log_writer(&self, scratch: Option<&Arc<MirrorFile<D>>>) -> MirrorLogWriter<D> {

@@ -26,8 +26,8 @@ use crate::remote::{self, RemoteParameters, RemoteStore, UploadStatus};
 use crate::ring::reads::RingReads;
 use crate::ring::{self, EventFd, ReadRing, UringLogWriter};
 use crate::{
-    Blocking, BlockingReads, Durability, Layout, LogWriter, PoolFile, Reads, SegmentFiles,
-    SegmentStore, StoreKind, StoreLocation, WriteBatch,
+    Blocking, BlockingReads, Durability, Layout, LeaseTerm, LogWriter, PoolFile, Reads,
+    SegmentFiles, SegmentStore, StoreKind, StoreLocation, WriteBatch,
 };
 
 /// A directory or a disk that this process has exclusively.
@@ -384,6 +384,13 @@ impl SegmentStore for PoolStore {
             PoolLocation::DirectoryStore(directory) => directory.io_align(),
             PoolLocation::Disk(disk) => disk.io_align(),
             PoolLocation::Remote(_) => ANY_ALIGN,
+        }
+    }
+
+    fn lease_term(&self) -> Option<Arc<LeaseTerm>> {
+        match &self.location {
+            PoolLocation::DirectoryStore(_) | PoolLocation::Disk(_) => None,
+            PoolLocation::Remote(remote) => Some(remote.lease_term()),
         }
     }
 

@@ -8,8 +8,10 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::error::StoreError;
+use crate::lease::LeaseTerm;
 use crate::log_writer::LogWriter;
 use crate::reads::Reads;
 use crate::{EventFd, PoolFile, Purpose, StoreFile, StoreLocation};
@@ -59,12 +61,16 @@ pub struct UploadStatus {
     pub waits: u64,
     /// Whether writes wait now.
     pub is_waiting: bool,
+    /// Whether no request is served, because the lease was not renewed in time.
+    pub is_held: bool,
     /// Whether nothing is acknowledged any more until the pool is opened again: another opener has
     /// taken it over, or the remote storage has refused a write.
     pub has_failed: bool,
     /// Whether the local log could not be written: each sync waits for the remote storage until the
     /// pool is opened again.
     pub has_log_failed: bool,
+    /// What this machine has acknowledged earlier, and the pool lacks.
+    pub lost: LostWrites,
     /// Since when writes may be missing, in milliseconds since 1970: another opener acknowledged
     /// them by a local log that this opener does not have.
     pub missing_since_ms: Option<u64>,
@@ -89,6 +95,9 @@ pub struct RequestTotals {
 /// Least limit of the lag, in bytes: some batches and the longest write.
 pub const MAX_LAG_BYTES_MIN: u64 = 16 << 20;
 
+/// The limits of the lag by default, in bytes and in milliseconds.
+pub const MAX_LAG: (u64, u64) = (64 << 20, 30_000);
+
 /// Shortest lease, in milliseconds. It is renewed three times in its length, and a request may take
 /// a second.
 pub const LEASE_MS_MIN: u64 = 3000;
@@ -96,10 +105,33 @@ pub const LEASE_MS_MIN: u64 = 3000;
 /// The lease of a remote pool at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The random number of the opener.
+    /// The random number of the opener, or of a standby that has claimed the lease.
     pub opener: [u8; 16],
+    /// The epoch of the opener.
+    pub epoch: u64,
     /// How often the opener has renewed it.
     pub renewals: u64,
+    /// The time in which the opener promises to renew it.
+    pub length: Duration,
+}
+
+/// Writes that this machine has acknowledged by its local log, and that were never uploaded:
+/// another machine had taken the pool over. Their files are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LostWrites {
+    /// The number of the files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What this machine knows of a remote pool that another one may have open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnPart {
+    /// Whether this machine has opened the pool last, and does not have it open.
+    pub was_last: bool,
+    /// What this machine has lost.
+    pub lost: LostWrites,
 }
 
 /// The parameters of a pool that only remote storage has.
@@ -118,8 +150,8 @@ pub struct RemoteParameters {
     /// Longest time for which only this machine has a write, in milliseconds; 0: the default.
     pub max_lag_ms: u64,
     /// A standby may take the pool over if its opener has not renewed the lease for this time, in
-    /// milliseconds; 0: there is no lease.
-    pub lease_ms: u64,
+    /// milliseconds; 0: there is no lease; `None`: as the opener before had it.
+    pub lease_ms: Option<u64>,
     /// Take an existing pool over, although another machine may have it open. Without it an opening
     /// that could change the pool is refused.
     pub take_over: bool,
@@ -137,7 +169,7 @@ impl RemoteParameters {
             ("ack", self.acknowledge.map(|acknowledge| acknowledge.to_string())),
             ("max_lag", number(self.max_lag_bytes)),
             ("max_lag_time", number(self.max_lag_ms)),
-            ("lease", number(self.lease_ms)),
+            ("lease", self.lease_ms.and_then(number)),
             ("cache", cache),
             ("cache_size", number(self.cache_bytes)),
             ("pool_size", number(self.capacity_bytes)),
@@ -168,8 +200,8 @@ impl RemoteParameters {
         {
             return refused(field, value, "none without ack=local");
         }
-        if (1..LEASE_MS_MIN).contains(&self.lease_ms) {
-            return refused("lease", self.lease_ms, "3s or more, or 0 for none");
+        if let Some(ms @ 1..LEASE_MS_MIN) = self.lease_ms {
+            return refused("lease", ms, "3s or more, or 0 for none");
         }
         match self.max_lag_bytes {
             0 | MAX_LAG_BYTES_MIN.. => Ok(()),
@@ -196,8 +228,22 @@ pub trait RemotePools: fmt::Debug + Send + Sync {
     /// The lease of the pool that any process may have open; `None` if there is none.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If it cannot be read. [`is_unavailable`] says whether it may be read later.
     fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError>;
+
+    /// Claims a lease that has run out: replaces it, if it is still this one. Returns whether it
+    /// was. From then on its opener cannot renew it. The next opening of the pool by this process
+    /// gets an error if another opener was faster.
+    ///
+    /// # Errors
+    /// If it may not have been replaced.
+    fn claim_lease(&self, path: &str, lease: &Lease) -> Result<bool, StoreError>;
+
+    /// What this machine knows of the pool. Writes of its local log that are lost are kept aside.
+    ///
+    /// # Errors
+    /// If the pool or the log cannot be read. [`is_unavailable`] says whether it may be read later.
+    fn own_part(&self, path: &str) -> Result<OwnPart, StoreError>;
 
     /// Opens the storage of a pool, and makes it if there is none and `purpose` allows that.
     ///
@@ -266,6 +312,9 @@ pub trait RemoteStore: StoreLocation + fmt::Debug + Send + Sync {
     /// open for reading only.
     fn upload_status(&self) -> Option<UploadStatus>;
 
+    /// Until when the opener may serve requests.
+    fn lease_term(&self) -> Arc<LeaseTerm>;
+
     /// Tells other processes of this machine the control socket of the daemon that has the pool
     /// open.
     ///
@@ -292,6 +341,28 @@ pub fn uri_of(path: &Path) -> Option<&str> {
 /// If it cannot be read, or this program opens no remote pools.
 pub fn lease(path: &str) -> Result<Option<Lease>, StoreError> {
     provider(path)?.lease(path)
+}
+
+/// Claims the lease of a remote pool, by its path. Returns whether it was still this one.
+///
+/// # Errors
+/// As [`lease`].
+pub fn claim_lease(path: &str, lease: &Lease) -> Result<bool, StoreError> {
+    provider(path)?.claim_lease(path, lease)
+}
+
+/// What this machine knows of a remote pool, by its path.
+///
+/// # Errors
+/// As [`RemotePools::own_part`].
+pub fn own_part(path: &str) -> Result<OwnPart, StoreError> {
+    provider(path)?.own_part(path)
+}
+
+/// Whether an error of a provider says that the remote storage did not answer, so that a repetition
+/// may succeed.
+pub fn is_unavailable(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut)
 }
 
 /// Whether a path names a remote pool.

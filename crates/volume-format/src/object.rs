@@ -31,8 +31,8 @@ pub const MANIFEST: &str = "manifest";
 /// The name of the lease.
 pub const LEASE: &str = "lease";
 
-/// The version of the objects that this program writes, and the only one that it reads.
-pub const VERSION: u16 = 1;
+/// Length of a lease, in bytes.
+pub const LEASE_BYTES: usize = HEADER_BYTES + 8;
 
 /// Longest head of an object (its header and what the checksum of the header covers), in bytes.
 pub const HEAD_BYTES_MAX: usize = 1 << 30;
@@ -70,6 +70,15 @@ impl ObjectKind {
             ObjectKind::Manifest => 5,
             ObjectKind::LocalLog => 6,
             ObjectKind::Lease => 7,
+        }
+    }
+
+    /// The version of the objects of this kind that this program writes, and the only one that it
+    /// reads. A lease of version 1 did not have its length.
+    pub fn version(self) -> u16 {
+        match self {
+            ObjectKind::Lease => 2,
+            _ => 1,
         }
     }
 
@@ -167,7 +176,7 @@ impl ObjectHeader {
         assert!((HEADER_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes), "{head_bytes}");
         let bytes = &mut bytes[..head_bytes];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[16..18].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..18].copy_from_slice(&self.kind.version().to_le_bytes());
         bytes[18..20].copy_from_slice(&self.kind.code().to_le_bytes());
         put_u32(bytes, 20, head_bytes as u32);
         put_u64(bytes, 24, self.pool);
@@ -192,8 +201,11 @@ impl ObjectHeader {
         }
         let (code, head_bytes) = (u32_at(bytes, 16), u32_at(bytes, 20) as usize);
         let (version, code) = (code as u16, (code >> 16) as u16);
-        if version != VERSION {
-            let (found, known) = (version.into(), VERSION.into());
+        let kind = ObjectKind::of(code);
+        // A kind that this program does not know is one of a newer program.
+        let known = kind.map_or(1, ObjectKind::version);
+        if version != known {
+            let (found, known) = (version.into(), known.into());
             return Err(FormatError::Version { what: WHAT, found, known });
         }
         if !(HEADER_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes) || head_bytes > bytes.len() {
@@ -207,7 +219,7 @@ impl ObjectHeader {
         let want = "a kind that this program knows";
         let unknown = FormatError::Field { what: WHAT, field: "kind", value: code.into(), want };
         let header = ObjectHeader {
-            kind: ObjectKind::of(code).ok_or(unknown)?,
+            kind: kind.ok_or(unknown)?,
             pool: u64_at(head, 24),
             writer: head[32..48].try_into().expect("sixteen bytes are sixteen bytes"),
             epoch: u64_at(head, 48),
@@ -231,19 +243,30 @@ impl ObjectHeader {
 
     /// A seal: an object of a header alone.
     pub fn seal(&self) -> Vec<u8> {
-        ObjectHeader { kind: ObjectKind::Seal, ..*self }.alone()
-    }
-
-    /// A lease; the number says how often it was renewed.
-    pub fn lease(&self) -> Vec<u8> {
-        ObjectHeader { kind: ObjectKind::Lease, ..*self }.alone()
-    }
-
-    /// An object that is only a header.
-    fn alone(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
-        self.put(&mut bytes, HEADER_BYTES);
+        ObjectHeader { kind: ObjectKind::Seal, ..*self }.put(&mut bytes, HEADER_BYTES);
         bytes
+    }
+
+    /// A lease of a length in milliseconds; the number says how often it was renewed. A length of 0
+    /// says that the opener keeps no lease.
+    pub fn lease(&self, length_ms: u64) -> Vec<u8> {
+        let mut bytes = vec![0; LEASE_BYTES];
+        put_u64(&mut bytes, HEADER_BYTES, length_ms);
+        ObjectHeader { kind: ObjectKind::Lease, ..*self }.put(&mut bytes, LEASE_BYTES);
+        bytes
+    }
+
+    /// Parses a lease. Returns its header, and its length in milliseconds.
+    ///
+    /// # Errors
+    /// As [`ObjectHeader::parse_as`].
+    pub fn parse_lease(bytes: &[u8]) -> Result<(ObjectHeader, u64), FormatError> {
+        let (header, head) = ObjectHeader::parse_as(bytes, ObjectKind::Lease)?;
+        match head.len() {
+            LEASE_BYTES => Ok((header, u64_at(head, HEADER_BYTES))),
+            len => Err(FormatError::Short { what: WHAT, len: len as u64 }),
+        }
     }
 }
 
@@ -281,6 +304,23 @@ mod tests {
         let mut seal = header().seal();
         seal[16] = 2;
         assert!(ObjectHeader::parse(&seal).unwrap_err().is_of_newer());
+    }
+
+    #[test]
+    fn a_lease_is_read_back_and_one_without_a_length_is_of_another_version() {
+        let lease = header().lease(10_000);
+        let expected = ObjectHeader { kind: ObjectKind::Lease, ..header() };
+        assert_eq!(ObjectHeader::parse_lease(&lease), Ok((expected, 10_000)));
+        for at in 0..lease.len() {
+            let mut bad = lease.clone();
+            bad[at] ^= 0x20;
+            assert!(ObjectHeader::parse_lease(&bad).is_err(), "byte {at}");
+        }
+        let mut old = lease;
+        old[16] = 1;
+        let error = ObjectHeader::parse_lease(&old).unwrap_err();
+        assert!(matches!(error, FormatError::Version { found: 1, known: 2, .. }), "{error}");
+        assert!(ObjectHeader::parse_lease(&header().seal()).is_err());
     }
 
     #[test]

@@ -306,7 +306,7 @@ fn agrees(running: &Running, config: &VolumeConfig) -> Result<(), VolumeError> {
         for (field, wanted, is) in [
             ("max_lag", max_lag_bytes, status.max_lag_bytes),
             ("max_lag_time", max_lag_ms, status.max_lag_ms),
-            ("lease", lease_ms, status.lease_ms),
+            ("lease", lease_ms.unwrap_or(0), status.lease_ms),
         ] {
             if wanted != 0 && wanted != is {
                 return differs(field, wanted.to_string(), &is);

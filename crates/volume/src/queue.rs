@@ -11,6 +11,10 @@
 //! **Rate limits** of a volume say how many reads and writes, and how many of their bytes, all its
 //! queues together may start per second. These limits, the compression and the sync mode can change
 //! while the volume is used: a queue looks once a batch whether they have.
+//!
+//! **The lease** of a pool in remote storage: while it was not renewed in time, requests wait as
+//! for a rate limit, because another opener may have the pool. They get an error when the pool is
+//! lost.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
@@ -23,7 +27,7 @@ use blockyard_core::{
     Status, Work,
 };
 use blockyard_store::buffer::Buffer;
-use blockyard_store::{EventFd, PoolBacking, Reads, SegmentStore};
+use blockyard_store::{EventFd, LeaseTerm, PoolBacking, Reads, SegmentStore, Serving};
 use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
 use blockyard_volume_format::entry::Entry;
@@ -88,7 +92,10 @@ pub struct VolumeQueue<D: SegmentStore = PoolBacking> {
     free: Vec<u32>,
     /// The rest of the last request could not start for lack of memory.
     blocked: bool,
-    /// The rate limits of the volume let no request start before this time.
+    /// Until when the pool may be used; `None`: without a limit.
+    term: Option<Arc<LeaseTerm>>,
+    /// The rate limits of the volume, or the lease of the pool, let no request start before this
+    /// time.
     limited: Option<Nanos>,
     /// When the oldest request began to wait, and when to check next.
     since: Nanos,
@@ -100,8 +107,10 @@ impl<D: SegmentStore> VolumeQueue<D> {
         let empty = || Waiting { started: None, left: 0, status: Status::Ok };
         let settings = RcuReader::new(&shared.settings);
         let now = shared.settings.get();
+        let term = handle.pool().segments().directory().lease_term();
         VolumeQueue {
             handle,
+            term,
             shared,
             settings,
             sync: now.sync,
@@ -360,6 +369,19 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
         self.blocked = false;
         if self.settings.unchanged().is_none() {
             self.adopt();
+        }
+        match self.term.as_ref().map_or(Serving::Yes, |term| term.serving()) {
+            Serving::Yes => {}
+            Serving::Held => {
+                self.limited = Some(Nanos(now.0 + LIMIT_CHECK_NS));
+                return self.plan(now);
+            }
+            Serving::Refused => {
+                while let Some(started) = batch.next() {
+                    done.complete(started, Status::IoErr);
+                }
+                return self.plan(now);
+            }
         }
         self.handle.hold();
         while let Some(started) = batch.next() {

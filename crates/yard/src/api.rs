@@ -899,6 +899,7 @@ async fn status(State(control): Shared) -> Answer<StatusView> {
         let warnings = devices.warnings().list();
         let mut status = StatusView::new(devices.list().len(), pools.len(), warnings);
         status.standby = control.standby.is_waiting();
+        status.promoting = control.standby.is_promoting();
         Ok(status.with_backups(backups.iter().map(BackupStatusView::from).collect()))
     })
     .await

@@ -183,7 +183,8 @@ impl Client {
         self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, "/v1/upgrade", body)?)
     }
 
-    /// Has a standby open and serve its devices.
+    /// Has a standby open and serve its devices. The status that this returns is `promoting` until
+    /// they are open.
     ///
     /// # Errors
     /// If the yard cannot be reached, or is no standby.

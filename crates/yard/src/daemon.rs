@@ -14,6 +14,7 @@ use blockyard_nbd::{
     ACTIVATED, Adopted, BoundServer, Endpoint, Exports, ListenError, MemoryBudget, Server,
     ServerOptions, TlsConfig, TlsMode, UnixPlace,
 };
+use blockyard_store::StoreError;
 use sd_notify::NotifyState;
 
 use crate::activation;
@@ -26,8 +27,8 @@ use crate::devices::Devices;
 use crate::error::YardError;
 use crate::nvme_listeners::{self, DRAIN, NvmeListeners, NvmeSockets};
 use crate::spec::DeviceSpec;
-use crate::stack::Made;
-use crate::standby;
+use crate::stack::{self, Made};
+use crate::standby::{self, WatchedPool};
 use crate::ublk::{self, UblkError, UblkPlace};
 use crate::upgrade::Upgrade;
 use crate::upgrade::incoming::{Inherited, InheritedDevice, TakeOverError};
@@ -211,6 +212,9 @@ pub enum DaemonError {
          path=s3://BUCKET/PREFIX"
     )]
     StandbyWithoutPool,
+    /// A standby cannot read a pool, and waiting would not change that.
+    #[error("standby: {0}")]
+    StandbyPool(StoreError),
     /// A signal ended a standby.
     #[error("{0} ended the standby")]
     Ended(&'static str),
@@ -327,16 +331,33 @@ impl Daemon {
         warn_of_open_control(options);
         daemon.share_servers();
         daemon.start_backups(options)?;
+        daemon.shared.standby.serve();
         Ok(daemon)
+    }
+
+    /// Checks what would be refused at the take-over: by then another machine has lost its pools.
+    fn check_standby(options: &DaemonOptions, pools: &[WatchedPool]) -> Result<(), DaemonError> {
+        if pools.is_empty() {
+            return Err(DaemonError::StandbyWithoutPool);
+        }
+        for spec in &options.devices {
+            stack::check(spec).map_err(|error| DaemonError::Device {
+                name: spec.name().to_owned(),
+                source: error.into(),
+            })?;
+        }
+        standby::check_agreement(&options.devices)
+            .map_err(|(name, error)| DaemonError::Device { name, source: error.into() })?;
+        options.vhost.iter().try_for_each(|place| find_vhost(options, &place.device))?;
+        tls_config(&options.tls).check().map_err(|error| nbd_failure(error.into()))?;
+        pools.iter().try_for_each(|pool| pool.check().map_err(DaemonError::StandbyPool))
     }
 
     /// Waits until this standby is to serve. Nothing listens but the control plane, so clients find
     /// the daemon that serves.
     fn stand_by(&mut self, options: &DaemonOptions) -> Result<(), DaemonError> {
         let pools = standby::watched_pools(&options.devices);
-        if pools.is_empty() {
-            return Err(DaemonError::StandbyWithoutPool);
-        }
+        Daemon::check_standby(options, &pools)?;
         self.run_control(None)?;
         self.is_promoted = true;
         let names: Vec<&str> = pools.iter().map(|pool| pool.path.as_str()).collect();
@@ -344,9 +365,11 @@ impl Daemon {
         tracing::info!("{status}");
         // A missing service manager is no error.
         let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
-        let event = self.shared.standby.wait(pools, (&self.sender, &self.events));
+        let known = &self.devices.warnings().known;
+        let event = self.shared.standby.wait(pools, known, (&self.sender, &self.events));
         match event.map_err(DaemonError::Thread)? {
             Event::Promoted => tracing::info!("promoted"),
+            Event::WasLast => tracing::info!("this machine had a pool last: taking the pools over"),
             Event::LeaseRanOut => {}
             Event::Signal(name) => return Err(DaemonError::Ended(name)),
             // No other event comes before the devices are served.
@@ -543,16 +566,12 @@ impl Daemon {
             if bound.iter().any(|it| it.device() == device) {
                 continue;
             }
-            let is_there = options.devices.iter().any(|spec| spec.name() == device);
-            if !is_there && options.inherited.is_some() {
+            let found = find_vhost(options, device);
+            if found.is_err() && options.inherited.is_some() {
                 tracing::warn!(device, "not served to hypervisors: the device was removed");
                 continue;
             }
-            if !is_there {
-                let names = options.devices.iter().map(DeviceSpec::name);
-                let (device, source) = (device.clone(), YardError::no_such_device(device, names));
-                return Err(DaemonError::Vhost { device, source });
-            }
+            found?;
             bound.push(BoundVhost::bind(place).map_err(DaemonError::VhostPlace)?);
             self.cleanup.add(&place.place.path);
         }
@@ -715,6 +734,16 @@ impl Drop for Daemon {
         }
         drop(self.control.take());
     }
+}
+
+/// Refuses a socket for hypervisors whose device is not there.
+fn find_vhost(options: &DaemonOptions, device: &str) -> Result<(), DaemonError> {
+    if options.devices.iter().any(|spec| spec.name() == device) {
+        return Ok(());
+    }
+    let names = options.devices.iter().map(DeviceSpec::name);
+    let (device, source) = (device.to_owned(), YardError::no_such_device(device, names));
+    Err(DaemonError::Vhost { device, source })
 }
 
 /// Checks the options of ublk and that the kernel has it, before anything is made, and prepares the

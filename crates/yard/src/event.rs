@@ -17,6 +17,8 @@ pub enum Event {
     Promoted,
     /// The lease of a pool that a standby watches has run out.
     LeaseRanOut,
+    /// A standby had one of its pools last: no other machine has opened it since.
+    WasLast,
     /// A pool of a daemon that was a standby acknowledges nothing any more.
     PoolLost,
 }

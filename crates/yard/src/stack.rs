@@ -36,7 +36,7 @@ mod trace_file;
 mod volume;
 
 pub(crate) use trace_file::trace_title;
-pub(crate) use volume::{check_secret, compression, pool_path, remote_pool};
+pub(crate) use volume::{check_secret, compression, pool_path, remote_pool, shared_parameters};
 
 use trace_file::TraceFile;
 

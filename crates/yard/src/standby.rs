@@ -2,33 +2,49 @@
 //! in object stores, and takes them over when it is promoted or a lease has run out.
 //!
 //! ```text
-//!  Waiting ─ promote, a lease has run out ─▸ Active ─ another opener takes over ─▸ ends
+//!  Waiting ─ promote, a lease has run out, it had the pool last ─▸ Promoting ─ all is open ─▸
+//!  Serving ─ another opener takes over ─▸ ends
 //! ```
 //!
-//! A take-over is an opening, which fences the opener before. So no clock decides which writes are
-//! acknowledged: a lease that runs out too early costs an interruption.
+//! A take-over is an opening, which fences the opener before. Before that, the standby claims the
+//! lease, so that the opener before cannot renew it, and does not serve any more
+//! ([`blockyard_store::lease`]).
 #![allow(clippy::disallowed_types)] // The state of a standby is control plane.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use blockyard_store::remote::{self, Lease};
+use blockyard_store::StoreError;
+use blockyard_store::lease::{AskedAt, LEASE_READS, SeenLease};
+use blockyard_store::remote;
 
-use crate::error::YardError;
+use crate::error::{StackError, YardError};
 use crate::event::Event;
 use crate::spec::DeviceSpec;
-use crate::stack::remote_pool;
+use crate::stack::{remote_pool, shared_parameters};
 use crate::volumes::PoolView;
+use crate::warnings::{KnownPool, KnownPools};
 
-/// How often a lease is read in its length.
-const READS: u32 = 3;
+/// How often the state of a pool is asked for until it is known, if the pool has no lease.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// What a standby does now.
+#[derive(Debug, Default)]
+enum StandbyState {
+    /// The daemon is no standby, or serves.
+    #[default]
+    Serving,
+    /// It waits; a promotion is sent there.
+    Waiting(Sender<Event>),
+    /// It opens its devices.
+    Promoting,
+}
 
 /// Whether a daemon waits as a standby.
 #[derive(Debug, Default)]
 pub struct Standby {
-    /// Where a promotion is sent while it waits.
-    waiting: Mutex<Option<Sender<Event>>>,
+    state: Mutex<StandbyState>,
     /// Where the loss of a pool is sent, if the daemon was started as a standby.
     losses: OnceLock<Sender<Event>>,
 }
@@ -53,13 +69,23 @@ impl Standby {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Option<Sender<Event>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, StandbyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the daemon waits.
     pub fn is_waiting(&self) -> bool {
-        self.waiting().is_some()
+        matches!(&*self.state(), StandbyState::Waiting(_))
+    }
+
+    /// Whether the daemon opens its devices after it has waited.
+    pub fn is_promoting(&self) -> bool {
+        matches!(&*self.state(), StandbyState::Promoting)
+    }
+
+    /// The daemon serves its devices.
+    pub(crate) fn serve(&self) {
+        *self.state() = StandbyState::Serving;
     }
 
     /// Ends the wait: the daemon opens and serves its devices.
@@ -67,35 +93,40 @@ impl Standby {
     /// # Errors
     /// If the daemon is no standby, or not any more.
     pub fn promote(&self) -> Result<(), YardError> {
-        let sender = self.waiting().take().ok_or(YardError::NotStandby)?;
+        let mut state = self.state();
+        let StandbyState::Waiting(sender) = &*state else { return Err(YardError::NotStandby) };
         // A daemon without a receiver is ending.
         let _ = sender.send(Event::Promoted);
+        *state = StandbyState::Promoting;
         Ok(())
     }
 
-    /// Waits for a promotion, for a lease of `pools` that runs out, or for a signal. Returns the
-    /// event.
+    /// Waits for a promotion, for a pool that is to be taken over, or for a signal. Returns the
+    /// event. `known` gets what is found of the pools.
     pub(crate) fn wait(
         &self,
         pools: Vec<WatchedPool>,
+        known: &KnownPools,
         (sender, events): (&Sender<Event>, &Receiver<Event>),
     ) -> std::io::Result<Event> {
-        *self.waiting() = Some(sender.clone());
+        *self.state() = StandbyState::Waiting(sender.clone());
         let mut stops = Vec::new();
-        for pool in pools.into_iter().filter(|pool| !pool.lease.is_zero()) {
+        for pool in pools {
             let (stop, stopped) = channel();
-            let sender = sender.clone();
+            let (sender, known) = (sender.clone(), known.clone());
             let watch = move || {
-                if pool.watch(&stopped) {
-                    let _ = sender.send(Event::LeaseRanOut);
+                if let Some(event) = pool.watch(&stopped, &known) {
+                    let _ = sender.send(event);
                 }
             };
-            // Not joined: a request to an object store may take a minute.
+            // Not joined: a request to an object store may take some seconds.
             std::thread::Builder::new().name("lease-watch".to_owned()).spawn(watch)?;
             stops.push(stop);
         }
         let event = events.recv().map_err(|_| std::io::ErrorKind::BrokenPipe)?;
-        self.waiting().take();
+        *self.state() = StandbyState::Promoting;
+        drop(stops);
+        known.lock().clear();
         Ok(event)
     }
 }
@@ -123,124 +154,104 @@ pub(crate) fn watched_pools(devices: &[DeviceSpec]) -> Vec<WatchedPool> {
 }
 
 impl WatchedPool {
-    /// Reads the lease until it has run out. Returns false if it is stopped before.
-    fn watch(&self, stopped: &Receiver<()>) -> bool {
-        let mut seen = SeenLease::default();
-        let mut has_failed = false;
+    /// Refuses a pool that cannot be read for a reason that does not go away by itself, such as
+    /// wrong credentials. An object store that does not answer is none.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        match remote::lease(&self.path) {
+            Err(error) if !remote::is_unavailable(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns why the pool is to be taken over: this machine had it last, or its lease has run out
+    /// and is claimed. `None` if the watch is stopped, or there is nothing to watch.
+    fn watch(&self, stopped: &Receiver<()>, known: &KnownPools) -> Option<Event> {
+        let pause = if self.lease.is_zero() { PAUSE } else { self.lease / LEASE_READS };
+        let (mut seen, mut own) = (SeenLease::default(), None);
         loop {
-            let asked = Instant::now();
-            let found = remote::lease(&self.path);
-            if let Err(error) = &found
-                && !has_failed
+            let looked = match own {
+                None => remote::own_part(&self.path).map(|found| {
+                    own = Some(found);
+                    found.was_last.then_some(Event::WasLast)
+                }),
+                Some(_) if self.lease.is_zero() => return None,
+                Some(_) => self.look(&mut seen),
+            };
             {
-                tracing::warn!(pool = self.path, %error, "the lease cannot be read");
+                let mut known = known.lock();
+                // After the wait nothing is known: the pools are open.
+                if let Err(TryRecvError::Disconnected) = stopped.try_recv() {
+                    return None;
+                }
+                let unreadable = looked.as_ref().err().map(ToString::to_string);
+                let lost = own.map(|own| own.lost).unwrap_or_default();
+                known.insert(self.path.clone(), KnownPool { unreadable, lost });
             }
-            has_failed = found.is_err();
-            if seen.has_run_out(found.ok(), asked, self.lease) {
-                tracing::warn!(
-                    pool = self.path,
-                    "the lease was not renewed for {} s: taking the pool over",
-                    self.lease.as_secs_f64()
-                );
-                return true;
+            if let Ok(Some(event)) = looked {
+                return Some(event);
             }
-            match stopped.recv_timeout(self.lease / READS) {
+            match stopped.recv_timeout(pause) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return false,
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
-}
 
-/// The lease that was seen last, and when it was asked for.
-#[derive(Debug, Default)]
-struct SeenLease(Option<(Lease, Asked)>);
-
-/// When a lease was asked for that has not changed since.
-#[derive(Clone, Copy, Debug)]
-struct Asked {
-    first: Instant,
-    last: Instant,
-}
-
-impl SeenLease {
-    /// Whether a lease has not changed for its length. `found` is what the object store returned
-    /// when it was asked at the time `asked`; `None`: it did not answer. Without a lease no opener
-    /// has promised to renew one.
-    ///
-    /// The time begins again after a request without an answer, and after a pause that is longer
-    /// than two intervals between requests: the opener may not have reached the object store
-    /// either, or this machine was suspended.
-    fn has_run_out(
-        &mut self,
-        found: Option<Option<Lease>>,
-        asked: Instant,
-        length: Duration,
-    ) -> bool {
-        let Some(lease) = found.flatten() else {
-            self.0 = None;
-            return false;
-        };
-        let first = match self.0 {
-            Some((seen, times)) if seen == lease && asked - times.last <= length / READS * 2 => {
-                times.first
-            }
-            _ => asked,
-        };
-        self.0 = Some((lease, Asked { first, last: asked }));
-        asked - first >= length
+    /// Reads the lease. Claims it if it has run out.
+    fn look(&self, seen: &mut SeenLease) -> Result<Option<Event>, StoreError> {
+        let asked = Instant::now();
+        let found = remote::lease(&self.path);
+        let times = AskedAt { asked, answered: Instant::now() };
+        let ran_out = seen.ran_out(found.as_ref().ok().copied(), times, self.lease);
+        found?;
+        let Some(lease) = ran_out else { return Ok(None) };
+        *seen = SeenLease::default();
+        let is_claimed = remote::claim_lease(&self.path, &lease)?;
+        if is_claimed {
+            tracing::warn!(
+                pool = self.path,
+                "the lease was not renewed for {} s: taking the pool over",
+                lease.length.max(self.lease).as_secs_f64()
+            );
+        }
+        Ok(is_claimed.then_some(Event::LeaseRanOut))
     }
+}
+
+/// Refuses volumes of one pool in an object store that want it otherwise, before a pool is opened:
+/// another machine would have lost the pool by then.
+pub(crate) fn check_agreement(devices: &[DeviceSpec]) -> Result<(), (String, StackError)> {
+    let mut firsts: Vec<(String, &DeviceSpec)> = Vec::new();
+    for spec in devices {
+        let Some((path, _)) = remote_pool(spec) else { continue };
+        let Some((_, first)) = firsts.iter().find(|(pool, _)| *pool == path) else {
+            firsts.push((path, spec));
+            continue;
+        };
+        let pairs = shared_parameters(spec).into_iter().zip(shared_parameters(first));
+        for ((field, given, wanted), (_, of_first, is)) in pairs {
+            if let Some(value) = given.filter(|_| wanted != is) {
+                let of_first = of_first.unwrap_or_else(|| "none".to_owned());
+                let wanted = format!("`{of_first}`, as `{}`, of the same pool", first.name());
+                let error = StackError::Invalid { field, value, wanted };
+                return Err((spec.name().to_owned(), error));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::uri;
     use crate::volumes::UploadView;
-
-    #[test]
-    fn a_lease_runs_out_if_it_does_not_change_for_its_length() {
-        let (begin, length) = (Instant::now(), Duration::from_secs(10));
-        let lease = |opener, renewals| Some(Some(Lease { opener: [opener; 16], renewals }));
-        let (removed, no_answer) = (Some(None), None);
-        let mut seen = SeenLease::default();
-        for (second, found, expected) in [
-            (0, removed, false),
-            (100, removed, false),
-            (101, lease(1, 5), false),
-            (104, lease(1, 5), false),
-            (107, lease(1, 5), false),
-            (110, lease(1, 5), false),
-            // A renewal.
-            (113, lease(1, 6), false),
-            (116, lease(1, 6), false),
-            (119, lease(1, 6), false),
-            (122, lease(1, 6), false),
-            // Another opener.
-            (123, lease(2, 6), false),
-            (126, lease(2, 6), false),
-            (129, lease(2, 6), false),
-            (132, lease(2, 6), false),
-            (133, lease(2, 6), true),
-            (134, removed, false),
-            (135, lease(2, 6), false),
-            (140, lease(2, 6), false),
-            // An outage of the object store: the opener could not renew its lease either.
-            (143, no_answer, false),
-            (146, lease(2, 6), false),
-            (150, lease(2, 6), false),
-            (155, lease(2, 6), false),
-            (156, lease(2, 6), true),
-            // This machine was suspended, or its request took long.
-            (170, lease(2, 6), false),
-            (176, lease(2, 6), false),
-            (179, lease(2, 6), false),
-            (180, lease(2, 6), true),
-        ] {
-            let asked = begin + Duration::from_secs(second);
-            assert_eq!(seen.has_run_out(found, asked, length), expected, "at {second} s");
-        }
-    }
+    use blockyard_store::Purpose;
+    use blockyard_store::remote::{
+        Lease, LostWrites, OwnPart, RemoteParameters, RemotePools, RemoteStore,
+    };
 
     #[test]
     fn the_pools_of_a_standby_are_those_in_object_stores() {
@@ -286,9 +297,185 @@ mod tests {
                 }
                 standby.promote().unwrap();
             });
-            assert_eq!(standby.wait(Vec::new(), (&sender, &events)).unwrap(), Event::Promoted);
+            let known = KnownPools::default();
+            let event = standby.wait(Vec::new(), &known, (&sender, &events));
+            assert_eq!(event.unwrap(), Event::Promoted);
             promoting.join().unwrap();
         });
         assert!(matches!(standby.promote(), Err(YardError::NotStandby)));
+        assert!(standby.is_promoting() && !standby.is_waiting());
+        standby.serve();
+        assert!(!standby.is_promoting());
+        assert!(matches!(standby.promote(), Err(YardError::NotStandby)));
+    }
+
+    #[test]
+    fn volumes_of_a_pool_in_an_object_store_must_agree_before_it_is_opened() {
+        let refused = |texts: &[&str]| {
+            let devices: Vec<DeviceSpec> =
+                texts.iter().map(|text| uri::parse(text).unwrap()).collect();
+            check_agreement(&devices).err().map(|(name, error)| format!("{name}: {error}"))
+        };
+        let first = "volume:///a?path=s3://v/one&size=1G&lease=5000";
+        for (second, expected) in [
+            (
+                "volume:///b?path=s3://v/one&lease=6000",
+                "b: invalid lease `6000`: expected `5000`, as `a`",
+            ),
+            (
+                "volume:///b?path=s3://v/one&ack=local",
+                "b: invalid ack `local`: expected `none`, as `a`, ",
+            ),
+        ] {
+            let error = refused(&[first, second]).unwrap();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        for second in [
+            "volume:///b?path=s3://v/one&lease=5000",
+            "volume:///b?path=s3://v/one",
+            "volume:///b?path=s3://v/one&ack=object",
+            "volume:///b?path=s3://v/two&lease=6000",
+            "volume:///b?path=/srv/pool&size=1G",
+        ] {
+            assert_eq!(refused(&[first, second]), None);
+        }
+    }
+
+    /// A provider whose answers a test has written down.
+    #[derive(Debug, Default)]
+    struct Script {
+        answers: Mutex<BTreeMap<String, Vec<Answer>>>,
+        claims: Mutex<Vec<(String, u64)>>,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Answer {
+        /// A lease of this epoch with this number of renewals.
+        Lease(u64, u64),
+        NoLease,
+        Unavailable,
+        Refused,
+    }
+
+    impl Script {
+        fn next(&self, path: &str) -> Answer {
+            let mut answers = self.answers.lock().unwrap();
+            let answers = answers.get_mut(path).expect("a path of a test");
+            if answers.len() > 1 { answers.remove(0) } else { answers[0] }
+        }
+
+        fn error(kind: std::io::ErrorKind) -> StoreError {
+            StoreError::Io { doing: "cannot open the pool".to_owned(), source: kind.into() }
+        }
+    }
+
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+
+    #[derive(Debug)]
+    struct Scripted;
+
+    impl RemotePools for Scripted {
+        fn is_pool(&self, _: &str) -> Result<bool, StoreError> {
+            Ok(true)
+        }
+
+        fn superblock(&self, _: &str) -> Result<Option<Vec<u8>>, StoreError> {
+            Ok(None)
+        }
+
+        fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError> {
+            match SCRIPT.get().unwrap().next(path) {
+                Answer::Lease(epoch, renewals) => Ok(Some(Lease {
+                    opener: [1; 16],
+                    epoch,
+                    renewals,
+                    length: Duration::from_millis(9),
+                })),
+                Answer::NoLease => Ok(None),
+                Answer::Unavailable => Err(Script::error(std::io::ErrorKind::TimedOut)),
+                Answer::Refused => Err(Script::error(std::io::ErrorKind::PermissionDenied)),
+            }
+        }
+
+        fn claim_lease(&self, path: &str, lease: &Lease) -> Result<bool, StoreError> {
+            let mut claims = SCRIPT.get().unwrap().claims.lock().unwrap();
+            claims.push((path.to_owned(), lease.renewals));
+            // The first claim is late: its opener has renewed the lease.
+            Ok(claims.iter().filter(|(of, _)| of == path).count() > 1)
+        }
+
+        fn own_part(&self, path: &str) -> Result<OwnPart, StoreError> {
+            let was_last = path.ends_with("own");
+            Ok(OwnPart { was_last, lost: LostWrites::default() })
+        }
+
+        fn open(
+            &self,
+            _: &str,
+            _: Purpose,
+            _: &RemoteParameters,
+        ) -> Result<Box<dyn RemoteStore>, StoreError> {
+            Err(Script::error(std::io::ErrorKind::Unsupported))
+        }
+    }
+
+    /// Registers the provider, and sets the answers for a path. The last one is repeated.
+    fn script(path: &str, answers: &[Answer]) -> WatchedPool {
+        remote::register(Box::new(Scripted));
+        let script = SCRIPT.get_or_init(Script::default);
+        script.answers.lock().unwrap().insert(path.to_owned(), answers.to_vec());
+        WatchedPool { path: path.to_owned(), lease: Duration::from_millis(9) }
+    }
+
+    #[test]
+    fn a_watch_claims_a_lease_that_has_run_out_and_goes_on_if_it_was_late() {
+        use Answer::{Lease, NoLease, Unavailable};
+        let path = "s3://scripted/claimed";
+        let pool = script(
+            path,
+            &[NoLease, Lease(3, 1), Unavailable, Lease(3, 2), Lease(3, 3), Lease(3, 4)],
+        );
+        let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
+        assert_eq!(pool.watch(&stopped, &known), Some(Event::LeaseRanOut));
+        let claims = SCRIPT.get().unwrap().claims.lock().unwrap();
+        let of_pool: Vec<u64> =
+            claims.iter().filter(|(of, _)| of == path).map(|(_, renewals)| *renewals).collect();
+        assert_eq!(of_pool, [4, 4]);
+    }
+
+    #[test]
+    fn a_watch_takes_a_pool_that_this_machine_had_last_without_a_lease() {
+        let pool = WatchedPool {
+            lease: Duration::ZERO,
+            ..script("s3://scripted/own", &[Answer::NoLease])
+        };
+        let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
+        assert_eq!(pool.watch(&stopped, &known), Some(Event::WasLast));
+        let other = WatchedPool { path: "s3://scripted/other".to_owned(), ..pool };
+        assert_eq!(other.watch(&stopped, &known), None);
+    }
+
+    #[test]
+    fn a_lease_that_cannot_be_read_is_known_while_that_lasts_and_a_refusal_fails_the_start() {
+        let path = "s3://scripted/unreadable";
+        let pool = script(path, &[Answer::Unavailable]);
+        pool.check().unwrap();
+        let ((stop, stopped), known) = (channel::<()>(), KnownPools::default());
+        let unreadable = || known.lock().get(path).and_then(|pool| pool.unreadable.clone());
+        std::thread::scope(|scope| {
+            let (pool, known) = (&pool, &known);
+            let watching = scope.spawn(move || pool.watch(&stopped, known));
+            while unreadable().is_none() {
+                std::thread::yield_now();
+            }
+            script(path, &[Answer::NoLease]);
+            while unreadable().is_some() {
+                std::thread::yield_now();
+            }
+            drop(stop);
+            assert_eq!(watching.join().unwrap(), None);
+        });
+        let error = script(path, &[Answer::Refused]).check().unwrap_err().to_string();
+        assert!(error.starts_with("cannot open the pool"), "{error}");
     }
 }

@@ -17,7 +17,9 @@ use crate::ram::RamView;
 use crate::scrubs::{ScrubbedPool, is_stopped, parse_schedule};
 use crate::volumes::{PoolView, RESUME_SCRUB, VolumeDone};
 use crate::warnings::WARN_FILL;
-use crate::warnings::conditions::{backup_condition, pool_conditions, ram_condition};
+use crate::warnings::conditions::{
+    backup_condition, pool_conditions, ram_condition, standby_conditions,
+};
 
 /// The time between two looks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -102,6 +104,8 @@ impl Devices {
             let mark = pool.map_or(WARN_FILL, |pool| PoolSettings::new(&pool, &entries).warn_fill);
             conditions.extend(pool_conditions(view, mark));
         }
+        let known = self.warnings().known.lock().clone();
+        conditions.extend(known.iter().flat_map(|(path, pool)| standby_conditions(path, pool)));
         let mut refused: Vec<_> =
             pools.iter().map(|view| (view.path.clone(), view.writes_refused)).collect();
         for entry in &entries {

@@ -6,8 +6,9 @@
 #![allow(clippy::disallowed_types)] // The table of warnings is control plane.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blockyard_store::remote::LostWrites;
 use serde::{Deserialize, Serialize};
 
 pub(crate) mod conditions;
@@ -27,14 +28,20 @@ pub enum WarningKind {
     NoSpace,
     /// A pool accepts no writes.
     PoolReadOnly,
+    /// All requests to a pool in an object store wait, because its lease was not renewed in time.
+    PoolHeld,
     /// A copy of a pool is not good.
     CopyBad,
     /// The last scrub of a pool found damage that it could not repair.
     ScrubDamage,
     /// Writes to a pool in an object store may be missing that another machine acknowledged.
     WritesMissing,
+    /// This machine has acknowledged writes to a pool in an object store that the pool lacks.
+    WritesLost,
     /// The local log of a pool in an object store cannot be written.
     LocalLogFailed,
+    /// A standby cannot read the lease of a pool.
+    LeaseUnreadable,
     /// The reservations of a pool exceed its space.
     Reservations,
     /// A RAM disk uses more of its memory limit than its mark.
@@ -45,14 +52,17 @@ pub enum WarningKind {
 
 impl WarningKind {
     /// All kinds.
-    pub const ALL: [WarningKind; 10] = [
+    pub const ALL: [WarningKind; 13] = [
         WarningKind::PoolFill,
         WarningKind::NoSpace,
         WarningKind::PoolReadOnly,
+        WarningKind::PoolHeld,
         WarningKind::CopyBad,
         WarningKind::ScrubDamage,
         WarningKind::WritesMissing,
+        WarningKind::WritesLost,
         WarningKind::LocalLogFailed,
+        WarningKind::LeaseUnreadable,
         WarningKind::Reservations,
         WarningKind::RamLimit,
         WarningKind::BackupFailed,
@@ -64,10 +74,13 @@ impl WarningKind {
             WarningKind::PoolFill => "pool_fill",
             WarningKind::NoSpace => "no_space",
             WarningKind::PoolReadOnly => "pool_read_only",
+            WarningKind::PoolHeld => "pool_held",
             WarningKind::CopyBad => "copy_bad",
             WarningKind::ScrubDamage => "scrub_damage",
             WarningKind::WritesMissing => "writes_missing",
+            WarningKind::WritesLost => "writes_lost",
             WarningKind::LocalLogFailed => "local_log_failed",
+            WarningKind::LeaseUnreadable => "lease_unreadable",
             WarningKind::Reservations => "reservations",
             WarningKind::RamLimit => "ram_limit",
             WarningKind::BackupFailed => "backup_failed",
@@ -79,11 +92,14 @@ impl WarningKind {
         match self {
             WarningKind::NoSpace
             | WarningKind::PoolReadOnly
+            | WarningKind::PoolHeld
             | WarningKind::CopyBad
             | WarningKind::ScrubDamage
-            | WarningKind::WritesMissing => true,
+            | WarningKind::WritesMissing
+            | WarningKind::WritesLost => true,
             WarningKind::PoolFill
             | WarningKind::LocalLogFailed
+            | WarningKind::LeaseUnreadable
             | WarningKind::Reservations
             | WarningKind::RamLimit
             | WarningKind::BackupFailed => false,
@@ -94,8 +110,9 @@ impl WarningKind {
 /// A warning that is raised.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
-    /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `copy_bad`, `scrub_damage`,
-    /// `writes_missing`, `local_log_failed`, `reservations`, `ram_limit` or `backup_failed`.
+    /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `pool_held`, `copy_bad`,
+    /// `scrub_damage`, `writes_missing`, `writes_lost`, `local_log_failed`, `lease_unreadable`,
+    /// `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.
     pub severity: String,
@@ -134,6 +151,9 @@ pub struct StatusView {
     /// Whether the daemon is a standby, which has not opened its devices.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub standby: bool,
+    /// Whether the daemon was a standby, and opens its devices now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub promoting: bool,
     /// The warnings, critical ones first, the oldest first.
     pub warnings: Vec<WarningView>,
     /// The backup policies, in the order of the configuration.
@@ -147,7 +167,8 @@ impl StatusView {
         warnings.sort_by_key(|it| (it.severity != CRITICAL, it.since));
         let state = warnings.first().map_or("ok", |worst| worst.severity.as_str()).to_owned();
         let (devices, pools) = (devices as u64, pools as u64);
-        StatusView { state, devices, pools, standby: false, warnings, backups: Vec::new() }
+        let (standby, promoting, backups) = (false, false, Vec::new());
+        StatusView { state, devices, pools, standby, promoting, warnings, backups }
     }
 
     /// Replaces the backup policies of the status.
@@ -201,14 +222,39 @@ struct WarningTable {
     refused: BTreeMap<String, (u64, u64)>,
 }
 
+/// What a standby knows of a pool that it has not opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KnownPool {
+    /// Why the pool could not be read, if the last attempt failed.
+    pub(crate) unreadable: Option<String>,
+    /// What this machine has acknowledged and the pool lacks.
+    pub(crate) lost: LostWrites,
+}
+
+/// The pools of a standby that waits, by their paths.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownPools(Arc<Mutex<BTreeMap<String, KnownPool>>>);
+
+impl KnownPools {
+    /// The table.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, KnownPool>> {
+        // Each entry is right by itself.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The warnings of a yard.
 #[derive(Debug, Default)]
-pub(crate) struct Warnings(Mutex<WarningTable>);
+pub(crate) struct Warnings {
+    table: Mutex<WarningTable>,
+    /// The pools that a standby watches.
+    pub(crate) known: KnownPools,
+}
 
 impl Warnings {
     fn table(&self) -> MutexGuard<'_, WarningTable> {
         // The next update corrects what a holder that panicked has left.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Raises and ends warnings by all conditions at a time, in seconds since 1970. `refused` has

@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) cut_after: u64,
     /// Whether the machine has no power any more. Its requests get no answer and take no effect.
     pub(crate) is_off: Option<Box<dyn Fn() -> bool + Send>>,
+    /// How long each request takes, in addition to what `random` draws.
+    pub(crate) delay: Duration,
     /// The number of answers to swaps of the manifest that come a minute late.
     pub(crate) slow_swaps: u64,
     pub(crate) hook: Option<(Moment, Hook)>,
@@ -64,6 +66,7 @@ impl Connection {
             random: None,
             cut_after: u64::MAX,
             is_off: None,
+            delay: Duration::ZERO,
             slow_swaps: 0,
             hook: None,
             requests: 0,
@@ -100,8 +103,9 @@ impl Connection {
         let number = plan.requests;
         let is_off = plan.is_off.as_ref().is_some_and(|is_off| is_off());
         let is_cut = is_off || number > plan.cut_after;
+        let slow = plan.delay;
         let Some(random) = &mut plan.random else {
-            return (number, is_cut, Fault::None, [Duration::ZERO; 2]);
+            return (number, is_cut, Fault::None, [slow, Duration::ZERO]);
         };
         let fault = match random.u32(0..20) {
             0 => Fault::LostRequest,
@@ -110,7 +114,7 @@ impl Connection {
             4 => Fault::LateError,
             _ => Fault::None,
         };
-        let mut delay = || Duration::from_millis(random.u64(0..100));
+        let mut delay = || slow + Duration::from_millis(random.u64(0..100));
         (number, is_cut, fault, [delay(), delay()])
     }
 

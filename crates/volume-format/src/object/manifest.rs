@@ -33,7 +33,7 @@ pub struct Replay {
 pub struct LogMark {
     /// The epoch.
     pub epoch: u64,
-    /// The random identity of the directory with the log.
+    /// The random number of the opener, which the directory with the log has, too.
     pub log: [u8; 16],
     /// The object store has what was written before this time, in milliseconds since 1970 by the
     /// clock of the opener, also without the batches that are to be replayed.

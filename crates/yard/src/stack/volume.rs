@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockyard_store::remote::{Acknowledge, RemoteParameters, is_remote};
+use blockyard_store::remote::{Acknowledge, MAX_LAG, RemoteParameters, is_remote};
 use blockyard_store::{Commit, StoreError, StoreKind};
 use blockyard_volume::config::{Given, ZSTD_LEVEL};
 use blockyard_volume::{
@@ -91,6 +91,23 @@ pub(crate) fn remote_pool(spec: &DeviceSpec) -> Option<(String, Duration)> {
     Some((path, Duration::from_millis(spec.number("lease"))))
 }
 
+/// The parameters that all volumes of a pool in an object store share. For each: its name; its
+/// value, if it is given and not the default; and what a pool has that is opened with it.
+pub(crate) fn shared_parameters(spec: &DeviceSpec) -> [(&'static str, Option<String>, u64); 4] {
+    let is_local = spec.choice("ack") == 2;
+    let of = |field: &'static str, default: u64| {
+        let given = spec.given().find(|(param, _)| param.name == field);
+        let given = given.filter(|(param, value)| **value != param.default_value());
+        let number = match field {
+            "ack" => u64::from(is_local),
+            _ => Some(spec.number(field)).filter(|number| *number > 0).unwrap_or(default),
+        };
+        (field, given.map(|(param, value)| param.print(value)), number)
+    };
+    let (bytes, ms) = if is_local { MAX_LAG } else { (0, 0) };
+    [of("ack", 0), of("max_lag", bytes), of("max_lag_time", ms), of("lease", 0)]
+}
+
 /// The commit mode, if it is given.
 fn commit(spec: &DeviceSpec) -> Result<Option<Commit>, VolumeError> {
     let Some(text) = spec.text("commit") else { return Ok(None) };
@@ -143,7 +160,7 @@ fn config(spec: &DeviceSpec) -> Result<VolumeConfig, VolumeError> {
                 [spec.choice("ack")],
             max_lag_bytes: spec.number("max_lag"),
             max_lag_ms: spec.number("max_lag_time"),
-            lease_ms: spec.number("lease"),
+            lease_ms: Some(spec.number("lease")),
             take_over: false,
         },
         secret: secret(spec)?,

@@ -29,10 +29,21 @@ pub struct UploadView {
     pub waits: u64,
     /// Whether writes wait now.
     pub waiting: bool,
+    /// Whether all requests wait, because the lease was not renewed in time.
+    #[serde(default)]
+    pub held: bool,
     /// Whether the local log could not be written. Then each sync waits for the object store until
     /// the pool is opened again.
     #[serde(default)]
     pub log_failed: bool,
+    /// The files of the local log with writes that this machine has acknowledged and the pool
+    /// lacks, because another machine had taken it over. They are kept aside until they are
+    /// deleted.
+    #[serde(default)]
+    pub lost_files: u64,
+    /// The bytes of these files.
+    #[serde(default)]
+    pub lost_bytes: u64,
     /// Since when writes may be missing, in seconds since 1970 (UTC): another machine acknowledged
     /// them by its local log, and did not upload them before this one took the pool over. Absent if
     /// none is.
@@ -76,7 +87,10 @@ impl From<UploadStatus> for UploadView {
             requests: status.requests.into(),
             waits: status.waits,
             waiting: status.is_waiting,
+            held: status.is_held,
             log_failed: status.has_log_failed,
+            lost_files: status.lost.files,
+            lost_bytes: status.lost.bytes,
             missing_since: status.missing_since_ms.map(|ms| ms / 1000),
         }
     }
@@ -89,7 +103,7 @@ impl UploadView {
     }
 
     /// The gauges by name, for metrics.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 6] {
         [
             ("pool_upload_lag_bytes", "Bytes that the object store lacks", self.lag_bytes),
             ("pool_upload_lag_batches", "Batches that the object store lacks", self.lag_batches),
@@ -102,6 +116,11 @@ impl UploadView {
                 "pool_upload_waiting",
                 "1 while writes wait for the object store because of the limits of the lag",
                 self.waiting.into(),
+            ),
+            (
+                "pool_held",
+                "1 while all requests wait because the lease was not renewed in time",
+                self.held.into(),
             ),
             (
                 "pool_upload_log_failed",

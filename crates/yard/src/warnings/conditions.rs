@@ -3,7 +3,7 @@
 
 use blockyard_volume_admin::prune::Period;
 
-use super::{Condition, Level, WarningKind};
+use super::{Condition, KnownPool, Level, WarningKind};
 use crate::backup::BackupView;
 use crate::ram::RamView;
 use crate::size::rounded;
@@ -43,6 +43,7 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
         message,
     };
     let missing_since = view.upload.as_ref().and_then(|upload| upload.missing_since);
+    let lost = view.upload.as_ref().map_or((0, 0), |it| (it.lost_files, it.lost_bytes));
     let damaged = view.last_scrub.map_or(0, |scrub| scrub.damaged);
     let bad: Vec<&CopyView> = view.copies.iter().filter(|copy| !copy.good).collect();
     let states: Vec<String> =
@@ -57,6 +58,13 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
             WarningKind::PoolReadOnly,
             Level::of(view.failed_read_only),
             "a write or a sync has failed; nothing is written until it is opened again".to_owned(),
+        ),
+        condition(
+            WarningKind::PoolHeld,
+            Level::of(view.upload.as_ref().is_some_and(|upload| upload.held)),
+            "the lease was not renewed in time, and a standby may take the pool over; all requests \
+             wait until it is renewed"
+                .to_owned(),
         ),
         condition(WarningKind::CopyBad, Level::of(!bad.is_empty()), states.join("; ")),
         condition(
@@ -75,6 +83,7 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
                 date(missing_since.unwrap_or_default())
             ),
         ),
+        lost_condition(&view.path, lost),
         condition(
             WarningKind::LocalLogFailed,
             Level::of(view.upload.as_ref().is_some_and(|upload| upload.log_failed)),
@@ -92,6 +101,36 @@ pub(crate) fn pool_conditions(view: &PoolView, mark_percent: u64) -> Vec<Conditi
             ),
         ),
     ]
+}
+
+/// The condition of a pool of which this machine has lost files of its local log: their number, and
+/// their bytes.
+fn lost_condition(path: &str, (files, bytes): (u64, u64)) -> Condition {
+    Condition {
+        kind: WarningKind::WritesLost,
+        subject: path.to_owned(),
+        level: Level::of(files > 0),
+        message: format!(
+            "{files} files with {} of writes, which this machine acknowledged by its local log, \
+             were not uploaded before another machine took the pool over; they are kept as \
+             `lost-*` in the directory of the log, until you delete them",
+            rounded(bytes)
+        ),
+    }
+}
+
+/// The conditions of a pool of a standby.
+pub(crate) fn standby_conditions(path: &str, pool: &KnownPool) -> [Condition; 2] {
+    let unreadable = Condition {
+        kind: WarningKind::LeaseUnreadable,
+        subject: path.to_owned(),
+        level: Level::of(pool.unreadable.is_some()),
+        message: format!(
+            "the standby cannot read the lease, and cannot take the pool over: {}",
+            pool.unreadable.as_deref().unwrap_or_default()
+        ),
+    };
+    [unreadable, lost_condition(path, (pool.lost.files, pool.lost.bytes))]
 }
 
 /// The condition of a RAM disk with a mark for its memory limit in percent.
@@ -127,6 +166,8 @@ pub(crate) fn backup_condition(view: &BackupView, now_s: u64) -> Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockyard_store::remote::LostWrites;
+
     use crate::volumes::{LastScrubView, UploadView};
     use crate::warnings::{StatusView, Warnings};
 
@@ -193,6 +234,18 @@ mod tests {
     }
 
     #[test]
+    fn a_standby_warns_of_a_lease_that_it_cannot_read_and_of_what_it_has_lost() {
+        let warnings = Warnings::default();
+        let lost = LostWrites { files: 1, bytes: 5 };
+        let known = KnownPool { unreadable: Some("403".to_owned()), lost };
+        warnings.update(5, standby_conditions("s3://v/p", &known).into(), &[]);
+        assert_eq!(kinds(&warnings), ["writes_lost", "lease_unreadable"]);
+        assert!(warnings.list()[1].message.ends_with("take the pool over: 403"));
+        warnings.update(6, standby_conditions("s3://v/p", &KnownPool::default()).into(), &[]);
+        assert_eq!(kinds(&warnings), [""; 0]);
+    }
+
+    #[test]
     fn states_of_a_pool_are_warnings_as_long_as_they_last() {
         let warnings = Warnings::default();
         let bad =
@@ -204,6 +257,9 @@ mod tests {
             unused_reserved_bytes: 901,
             upload: Some(UploadView {
                 log_failed: true,
+                held: true,
+                lost_files: 2,
+                lost_bytes: 9000,
                 missing_since: Some(1_764_519_600),
                 ..UploadView::default()
             }),
@@ -212,19 +268,22 @@ mod tests {
         warnings.update(5, pool_conditions(&view, 80), &[]);
         let all = [
             "pool_read_only",
+            "pool_held",
             "copy_bad",
             "scrub_damage",
             "writes_missing",
+            "writes_lost",
             "local_log_failed",
             "reservations",
         ];
         assert_eq!(kinds(&warnings), all);
-        assert_eq!(warnings.list()[1].message, "the copy at /b is stale");
+        assert_eq!(warnings.list()[2].message, "the copy at /b is stale");
         let status = StatusView::new(1, 1, warnings.list());
         assert_eq!((status.state.as_str(), status.warnings[3].kind.as_str()), ("critical", all[3]));
+        assert!(warnings.list()[5].message.starts_with("2 files with 8."));
         let severities: Vec<&str> = status.warnings.iter().map(|it| it.severity.as_str()).collect();
-        assert_eq!(severities[3..], ["critical", "warning", "warning"]);
-        let message = &status.warnings[3].message;
+        assert_eq!(severities[5..], ["critical", "warning", "warning"]);
+        let message = &status.warnings[4].message;
         assert!(message.starts_with("writes after 2025-11-30 16:20 UTC may be"), "{message}");
         let view = PoolView { unused_reserved_bytes: 901, ..pool(100) };
         warnings.update(6, pool_conditions(&view, 80), &[]);
