@@ -10,6 +10,7 @@ use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::{Faulty, TraceKind, TraceSource};
 use blockyard_core::{Composed, Disk, Op, Sector, Status};
+use blockyard_file::{FileConfig, FileDevice};
 use blockyard_null::{Null, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_vhost::config_space::feature;
@@ -414,6 +415,28 @@ fn rings_are_served_concurrently_each_by_its_thread() {
             assert!(status == 0 && back == bytes(round * 4 + ring, 4096));
         }
     }
+}
+
+/// A file on a disk answers when no kick comes: its io_uring wakes the thread.
+#[test]
+fn a_thread_that_sleeps_is_woken_by_its_device() {
+    let path = std::env::temp_dir().join(format!("blockyard-vhost-{}-file", std::process::id()));
+    let config = FileConfig { size: 16 << 20, ..FileConfig::new(&path) };
+    let file = FileDevice::open(&config).unwrap();
+    // The open file stays.
+    std::fs::remove_file(&path).unwrap();
+    let disk = Composed::new("f".to_owned(), "file", file, ChannelConfig { depth: 64 });
+    let served = serve(Arc::new(disk));
+    let mut guest = Guest::connect(&served, 1, 0);
+    for round in 0..100u64 {
+        let data = bytes(round, 4096);
+        assert_eq!(guest.request(kind::OUT, 8 * round, &data, 0).0, 0);
+        assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).0, 0);
+        let (status, back) = guest.request(kind::IN, 8 * round, &[], 4096);
+        assert!(status == 0 && back == data, "round {round}");
+    }
+    let blocks = 0..32;
+    assert_eq!(request_blocks(&mut guest, kind::IN, blocks), [0; 32]);
 }
 
 /// Makes one request of 4 KiB for each of these blocks available at once, and waits for them.
