@@ -2,15 +2,16 @@
 //!
 //! Protects   a channel's statistics.
 //! Why        a channel counts every I/O; a reader (metrics, `stats`) reads now and then.
-//! States     none: each counter is an independent number, and a reader may see one I/O counted in
-//!            one counter and not yet in the next.
-//! Order      no lock.
+//! States     of a counter none: each is an independent number, and a reader may see one I/O
+//!            counted in one counter and not yet in the next. Of the end of counters: not reached,
+//!            reached.
+//! Order      no lock. A reader that sees the end sees all counts.
 //! Common     a plain load, add and store: no read-modify-write, because there is one writer.
 //! Cost       that of an ordinary variable; a reader makes the writer's cache line shared for a
 //!            moment.
 //! Before     a shared atomic that every thread adds to.
 
-use crate::atomics::{AtomicU64, Ordering};
+use crate::atomics::{AtomicBool, AtomicU64, Ordering};
 
 /// A count that one thread increases and any thread reads.
 #[derive(Debug)]
@@ -34,6 +35,31 @@ impl Counter {
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The end of the counters of one writer: no count follows. A reader that sees it may move their
+/// counts to a sum, and drop the counters.
+#[derive(Debug)]
+pub struct CountersEnd(AtomicBool);
+
+impl Default for CountersEnd {
+    fn default() -> CountersEnd {
+        CountersEnd(AtomicBool::new(false))
+    }
+}
+
+impl CountersEnd {
+    /// Notes the end. Only the owning thread may call this, after its last count.
+    pub fn reach(&self) {
+        // Release: pairs with the Acquire in `is_reached`.
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether the end is reached: what the counters have from then on is their last count.
+    pub fn is_reached(&self) -> bool {
+        // Acquire: pairs with the Release in `reach`.
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -119,7 +145,8 @@ mod tests {
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
-    use loom::sync::Arc;
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
 
     /// A reader never sees a count decrease, and sees all counts once the writer has finished.
     #[test]
@@ -135,6 +162,49 @@ mod models {
             assert!(first <= second && [0, 1, 3].contains(&second));
             thread.join().unwrap();
             assert_eq!(counter.get(), 3);
+        });
+    }
+
+    /// Counters that a reader moves to a sum when their writer has ended.
+    #[derive(Default)]
+    struct Group {
+        count: Counter,
+        end: CountersEnd,
+    }
+
+    /// The sum of counters that were moved, and whether these were.
+    type Moved = Mutex<(u64, bool)>;
+
+    fn sum(group: &Group, moved: &Moved) -> u64 {
+        let mut moved = moved.lock().unwrap();
+        if !moved.1 && group.end.is_reached() {
+            *moved = (group.count.get(), true);
+        }
+        moved.0 + if moved.1 { 0 } else { group.count.get() }
+    }
+
+    #[test]
+    fn a_sum_loses_no_count_of_a_writer_that_ends() {
+        loom::model(|| {
+            let (group, moved) = (Arc::new(Group::default()), Arc::new(Mutex::new((0, false))));
+            let writer = {
+                let group = Arc::clone(&group);
+                thread::spawn(move || {
+                    group.count.add(1);
+                    group.count.add(2);
+                    group.end.reach();
+                })
+            };
+            let reader = {
+                let (group, moved) = (Arc::clone(&group), Arc::clone(&moved));
+                thread::spawn(move || sum(&group, &moved))
+            };
+            let first = sum(&group, &moved);
+            let second = sum(&group, &moved);
+            assert!(first <= second, "a sum decreases");
+            reader.join().unwrap();
+            writer.join().unwrap();
+            assert_eq!(sum(&group, &moved), 3);
         });
     }
 }

@@ -48,7 +48,7 @@ impl ChannelGroup {
         let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let GroupCounters { closed, open } = &mut *counters;
         open.retain(|stats| {
-            let is_closed = stats.is_closed();
+            let is_closed = stats.end.is_reached();
             if is_closed {
                 closed.get_or_insert_default().add(stats);
             }
@@ -58,13 +58,13 @@ impl ChannelGroup {
     }
 }
 
-/// A field of a channel, dropped after the fields that count: its drop closes the counters.
+/// A field of a channel, dropped after the fields that count: its drop ends the counters.
 #[derive(Debug)]
-pub(super) struct CountersEnd(pub(super) Arc<ChannelStats>);
+pub(super) struct EndsCounters(pub(super) Arc<ChannelStats>);
 
-impl Drop for CountersEnd {
+impl Drop for EndsCounters {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.end.reach();
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn each_group_keeps_the_counts_of_a_closed_channel() {
         let (device, client) = (ChannelGroup::default(), ChannelGroup::default());
-        let [first, second] = [(), ()].map(|()| CountersEnd(ChannelStats::new()));
+        let [first, second] = [(), ()].map(|()| EndsCounters(ChannelStats::new()));
         device.add_counters(Arc::clone(&first.0));
         device.add_counters(Arc::clone(&second.0));
         client.add_counters(Arc::clone(&second.0));

@@ -23,7 +23,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::group::CountersEnd;
+use super::group::EndsCounters;
 use super::rules::{self, Route, Rules, Unsubmitted};
 use super::stats::{ChannelStats, NEVER_STARTED, Tally};
 use super::{Channel, Waker};
@@ -88,7 +88,7 @@ pub struct Stack<Q: DeviceQueue, C: Clock = Monotonic, G: Gate = NoGate> {
     /// sequence.
     closing: bool,
     /// The last field: all others are dropped before it.
-    _counters_end: CountersEnd,
+    _counters_end: EndsCounters,
 }
 
 impl<Q: DeviceQueue, C: Clock> Stack<Q, C> {
@@ -140,7 +140,7 @@ impl<Q: DeviceQueue, C: Clock, G: Gate> Stack<Q, C, G> {
             unsubmitted: None,
             in_flight: 0,
             regions: Vec::new(),
-            _counters_end: CountersEnd(Arc::clone(&stats)),
+            _counters_end: EndsCounters(Arc::clone(&stats)),
             stats,
             tally: Tally::default(),
             closing: false,

@@ -1,10 +1,7 @@
 //! Statistics of a channel: its thread writes them, and any thread may read them.
-#![allow(clippy::disallowed_types)] // A flag that is set once, when the channel is dropped.
-
 use std::sync::Arc;
 
-use blockyard_sync::atomics::{AtomicBool, Ordering};
-use blockyard_sync::counter::{Counter, HISTOGRAM_BUCKETS, Histogram, bucket_floor};
+use blockyard_sync::counter::{Counter, CountersEnd, HISTOGRAM_BUCKETS, Histogram, bucket_floor};
 
 use crate::bio::Op;
 
@@ -17,8 +14,8 @@ pub struct ChannelStats {
     errors: [Counter; Op::COUNT],
     merges: [Counter; Op::COUNT],
     latency: [Histogram; LATENCY_CLASSES],
-    /// Whether the channel was dropped: no count follows.
-    is_closed: AtomicBool,
+    /// Is reached when the channel is dropped.
+    pub(super) end: CountersEnd,
 }
 
 /// Latency histograms: reads; writes with appends and write-zeroes; flushes; discards; operations
@@ -40,18 +37,6 @@ impl ChannelStats {
     /// New counters, shared with the registry that sums them up.
     pub fn new() -> Arc<ChannelStats> {
         Arc::new(ChannelStats::default())
-    }
-
-    /// Notes that the channel was dropped.
-    pub(super) fn close(&self) {
-        // Release: pairs with the Acquire in `is_closed`, which sees all counts of the channel.
-        self.is_closed.store(true, Ordering::Release);
-    }
-
-    /// Whether the channel was dropped.
-    pub(super) fn is_closed(&self) -> bool {
-        // Acquire: pairs with the Release in `close`.
-        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Adds the completions of a tally.
