@@ -54,6 +54,11 @@ pub(crate) fn promote(args: &PromoteArgs, out: &mut impl Write) -> Result<(), Fa
             Failure::new(Code::Failed, ended)
         })?;
     }
+    if status.standby {
+        let failed = "cannot take the pools over: the yard has started again as a standby, and its \
+                      log says why";
+        return Err(Failure::new(Code::Failed, failed.to_owned()));
+    }
     if args.talk.json {
         return print_json(&status, out);
     }

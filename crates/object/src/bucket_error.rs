@@ -69,6 +69,15 @@ pub enum BucketError {
         /// What says so.
         why: String,
     },
+    /// The object store did not confirm the lease of this opener.
+    #[error(
+        "cannot open the pool in `{place}`: the object store has not confirmed its lease, without \
+         which it must not be served"
+    )]
+    Unconfirmed {
+        /// The place of the pool.
+        place: String,
+    },
     /// The writer of the pool compacts it faster than this process reads it.
     #[error("cannot read the pool: its writer replaces the objects faster than they are read")]
     Changing,

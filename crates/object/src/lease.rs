@@ -64,9 +64,12 @@ pub(crate) async fn read(client: &ObjectClient, pool: u64) -> Result<Option<Leas
 }
 
 /// Claims a lease for a standby: replaces it, if it is still this one. Returns whether it was.
+///
+/// The claim has the epoch of the manifest that was read before. An opener that has taken that
+/// epoch and did not write its lease yet finds the claim in its place, and serves nothing.
 pub(crate) async fn claim(
     client: &ObjectClient,
-    pool: u64,
+    (pool, epoch): (u64, u64),
     seen: &Lease,
     standby: [u8; 16],
 ) -> Result<bool, BucketError> {
@@ -77,8 +80,8 @@ pub(crate) async fn claim(
     if !is_seen {
         return Ok(false);
     }
-    // The epoch stays: an opener that takes the next one replaces the claim.
-    let claim = ObjectHeader { writer: standby, number: 0, ..header };
+    // An opener that takes the next epoch replaces the claim.
+    let claim = ObjectHeader { writer: standby, epoch, number: 0, ..header };
     let swapped = client.swap(LEASE, &claim.lease(length_ms).into(), &found.etag).await?;
     Ok(matches!(swapped, Swapped::New { .. }))
 }
@@ -93,12 +96,18 @@ pub(crate) enum Earlier {
 }
 
 /// The length of the lease that an opener keeps which was given none.
+///
+/// # Errors
+/// If a later opener has written the lease, or a standby has claimed it.
 pub(crate) async fn inherit(
     client: &ObjectClient,
     header: &ObjectHeader,
     earlier: Earlier,
 ) -> Result<Option<Duration>, BucketError> {
     let Some(found) = get(client).await? else { return Ok(None) };
+    if is_later(&found.bytes, header) {
+        return Err(BucketError::Lost { why: taken_over(LEASE, Some(&found.bytes)) });
+    }
     let found_ms = match ObjectHeader::parse_lease(&found.bytes) {
         Ok((lease, length_ms)) if lease.pool == header.pool => length_ms,
         _ => 0,
@@ -107,8 +116,16 @@ pub(crate) async fn inherit(
         return Ok(Some(Duration::from_millis(found_ms)));
     }
     // The object stays, and names the new epoch: an earlier opener would create it again.
-    renew(client, header, 0, Some(found.etag)).await?;
-    Ok(None)
+    let mut e_tag = Some(found.etag);
+    loop {
+        match renew(client, header, 0, e_tag.as_deref()).await? {
+            Renewal::Done(_) => return Ok(None),
+            Renewal::Changed(other) => e_tag = other,
+            Renewal::TakenOver(other) => {
+                return Err(BucketError::Lost { why: taken_over(LEASE, Some(&other)) });
+            }
+        }
+    }
 }
 
 /// What renews a lease.
@@ -119,17 +136,18 @@ pub(crate) struct LeaseKeeper {
     pub(crate) header: ObjectHeader,
     pub(crate) length: Duration,
     pub(crate) term: Arc<LeaseTerm>,
-    /// Signalled when the opener may serve again.
+    /// Signalled when the opener may serve again, and when it refuses requests.
     pub(crate) changed: Arc<Notify>,
     /// Without a renewal for this time requests are refused, in addition to the length.
     pub(crate) outage_max: Duration,
 }
 
 /// How the renewals of a lease go.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Renewals {
-    /// When the last confirmed version lets the opener serve no longer; `None`: none is confirmed.
-    until: Option<Instant>,
+    /// When the last confirmed version lets the opener serve no longer. Before the first one: when
+    /// a version would end that was sent at the start.
+    until: Instant,
     /// Whether the last renewal failed.
     has_failed: bool,
     /// Whether requests are held.
@@ -141,14 +159,22 @@ impl LeaseKeeper {
     /// to say about that.
     pub(crate) async fn run(self) -> String {
         let mut header = ObjectHeader { number: 0, ..self.header };
-        let (mut e_tag, mut renewals) = (None, Renewals::default());
+        let mut renewals = self.served_from(Instant::now());
+        let mut e_tag: Option<String> = None;
         loop {
             let sent = (Instant::now(), boot_ns());
-            let renewal = renew(&self.client, &header, millis(self.length), e_tag.take());
-            let failure = match tokio::time::timeout(self.length / RENEWALS, renewal).await {
+            let renewal = renew(&self.client, &header, millis(self.length), e_tag.as_deref());
+            // After a failure there is time for a second request: the object may have another
+            // version than the last one that was confirmed, which is read then.
+            let time = self.length / RENEWALS * (1 + u32::from(renewals.has_failed));
+            let failure = match tokio::time::timeout(time, renewal).await {
                 Ok(Ok(Renewal::Done(new))) => {
                     e_tag = Some(new);
                     None
+                }
+                Ok(Ok(Renewal::Changed(other))) => {
+                    e_tag = other;
+                    continue;
                 }
                 Ok(Ok(Renewal::TakenOver(other))) => return taken_over(LEASE, Some(&other)),
                 Ok(Err(error)) => Some(error.to_string()),
@@ -169,17 +195,21 @@ impl LeaseKeeper {
         }
     }
 
+    /// The renewals after a version that was sent at a time.
+    fn served_from(&self, sent: Instant) -> Renewals {
+        let until = sent + Duration::from_nanos(serving_ns(self.length));
+        Renewals { until, has_failed: false, is_held: false }
+    }
+
     /// The object store has confirmed a version that was sent at a time: on the clock of the
     /// runtime, and in nanoseconds since the start of the machine.
     fn renewed(&self, renewals: &mut Renewals, (sent, sent_ns): (Instant, u64)) {
-        let serving_ns = serving_ns(self.length);
-        self.term.renew(sent_ns.saturating_add(serving_ns));
+        self.term.renew(sent_ns.saturating_add(serving_ns(self.length)));
         self.changed.notify_waiters();
         if renewals.is_held {
             tracing::warn!("{}: the lease is renewed: requests are served", self.client.title());
         }
-        let until = sent + Duration::from_nanos(serving_ns);
-        *renewals = Renewals { until: Some(until), ..Renewals::default() };
+        *renewals = self.served_from(sent);
     }
 
     /// A renewal has failed. If no standby takes the pool over, a later one keeps the lease.
@@ -188,9 +218,7 @@ impl LeaseKeeper {
         if !std::mem::replace(&mut renewals.has_failed, true) {
             tracing::warn!("{title}: cannot renew the lease: {error}");
         }
-        let over = renewals.until.map(|until| Instant::now().checked_duration_since(until));
-        let over = over.unwrap_or(Some(Duration::ZERO));
-        let Some(over) = over else { return };
+        let Some(over) = Instant::now().checked_duration_since(renewals.until) else { return };
         if !std::mem::replace(&mut renewals.is_held, true) {
             tracing::error!(
                 "{title}: the lease was not renewed for {} s, and a standby may take the pool \
@@ -202,44 +230,44 @@ impl LeaseKeeper {
             self.term.hold();
         } else {
             self.term.refuse();
+            self.changed.notify_waiters();
         }
     }
 }
 
-/// How a renewal ended.
+/// How an attempt to renew a lease ended.
 enum Renewal {
     /// The lease has this entity tag.
     Done(String),
+    /// The object has another version than was expected, with this entity tag; `None`: there is
+    /// none.
+    Changed(Option<String>),
     /// The lease is that of a later opener, or a standby has claimed it: the object.
     TakenOver(Bytes),
 }
 
-/// Writes the lease in place of the version with the entity tag, or of that of an earlier opener.
+/// Writes the lease in place of the version with the entity tag, or creates it.
 async fn renew(
     client: &ObjectClient,
     header: &ObjectHeader,
     length_ms: u64,
-    mut e_tag: Option<String>,
+    e_tag: Option<&str>,
 ) -> Result<Renewal, BucketError> {
     let bytes = header.lease(length_ms).into();
-    loop {
-        let other = match &e_tag {
-            Some(e_tag) => match client.swap(LEASE, &bytes, e_tag).await? {
-                Swapped::New { etag } => return Ok(Renewal::Done(etag)),
-                Swapped::Changed(other) => other,
-            },
-            None => match client.create(LEASE, &bytes).await? {
-                Created::New { etag } => return Ok(Renewal::Done(etag)),
-                Created::Taken(other) => Some(other),
-            },
-        };
-        e_tag = match other {
-            Some(other) if is_later(&other.bytes, header) => {
-                return Ok(Renewal::TakenOver(other.bytes));
-            }
-            other => other.map(|other| other.etag),
-        };
-    }
+    let other = match e_tag {
+        Some(e_tag) => match client.swap(LEASE, &bytes, e_tag).await? {
+            Swapped::New { etag } => return Ok(Renewal::Done(etag)),
+            Swapped::Changed(other) => other,
+        },
+        None => match client.create(LEASE, &bytes).await? {
+            Created::New { etag } => return Ok(Renewal::Done(etag)),
+            Created::Taken(other) => Some(other),
+        },
+    };
+    Ok(match other {
+        Some(other) if is_later(&other.bytes, header) => Renewal::TakenOver(other.bytes),
+        other => Renewal::Changed(other.map(|other| other.etag)),
+    })
 }
 
 /// Whether a lease takes the pool from the opener with this header: it is of a later opener, or a
@@ -276,5 +304,35 @@ mod tests {
         assert!(super::is_later(&newer, &own), "an opener of a newer program");
         newer[16] = 1;
         assert!(!super::is_later(&newer, &own), "an opener of an older program");
+    }
+
+    /// An opener took the epoch after the one that the lease names, and ended before it wrote its
+    /// own lease. The claim has the epoch of the manifest: that of the last opener.
+    #[test]
+    fn a_claim_stops_also_an_opener_that_has_not_written_its_lease_yet() {
+        let store = Arc::new(object_store::memory::InMemory::new());
+        let client = ObjectClient::over(store, "pool", crate::Retries::default());
+        let first =
+            ObjectHeader { kind: ObjectKind::Batch, pool: 7, writer: [1; 16], epoch: 5, number: 3 };
+        let late = ObjectHeader { writer: [2; 16], epoch: 6, number: 0, ..first };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            renew(&client, &first, 3000, None).await.unwrap();
+            let seen = read(&client, 7).await.unwrap().unwrap();
+            let renewed = Lease { renewals: 4, ..seen };
+            assert!(!claim(&client, (7, 6), &renewed, [9; 16]).await.unwrap());
+            assert!(claim(&client, (7, 6), &seen, [9; 16]).await.unwrap());
+            let claimed = read(&client, 7).await.unwrap().unwrap();
+            assert_eq!((claimed.opener, claimed.epoch), ([9; 16], 6));
+            for earlier in [Earlier::Kept, Earlier::Withdrawn] {
+                let error = inherit(&client, &late, earlier).await.unwrap_err();
+                assert!(matches!(error, BucketError::Lost { .. }), "{error}");
+            }
+            let renewal = renew(&client, &late, 3000, None).await.unwrap();
+            assert!(matches!(renewal, Renewal::TakenOver(_)));
+            let next = ObjectHeader { epoch: 7, ..late };
+            assert_eq!(inherit(&client, &next, Earlier::Withdrawn).await.unwrap(), None);
+            assert_eq!(read(&client, 7).await.unwrap(), None);
+        });
     }
 }

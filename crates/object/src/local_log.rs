@@ -218,6 +218,11 @@ fn list(directory: &Path) -> Result<Vec<(u64, u64)>, BucketError> {
     Ok(found)
 }
 
+/// Whether a directory has batches that the object store may lack.
+pub(crate) fn has_batches(directory: &Path) -> Result<bool, BucketError> {
+    Ok(!list(directory)?.is_empty())
+}
+
 /// The batches of an epoch that an opener of this machine has logged and the object store lacks: it
 /// has those below `first`. A process that only reads the pool replays them after those.
 pub(crate) fn left_after(

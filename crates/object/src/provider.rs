@@ -37,9 +37,9 @@ pub struct Provider {
     /// The state directory, in which each pool has a lock and a cache.
     state_directory: fn() -> PathBuf,
     runtime: OnceLock<Arc<Runtime>>,
-    /// The leases that this process has claimed, and not yet opened the pool of: the path of the
-    /// pool, and the epoch of the opener of the lease.
-    claims: Mutex<BTreeMap<String, u64>>,
+    /// The pools of which the next opening by this process gets an error if another opener came
+    /// after an epoch: the path, and the epoch.
+    expected: Mutex<BTreeMap<String, u64>>,
     /// The pools whose leases were read: the path, and the mark of the pool.
     watched: Mutex<BTreeMap<String, u64>>,
 }
@@ -50,7 +50,7 @@ impl Provider {
         Provider {
             state_directory,
             runtime: OnceLock::new(),
-            claims: Mutex::default(),
+            expected: Mutex::default(),
             watched: Mutex::default(),
         }
     }
@@ -72,20 +72,24 @@ impl Provider {
         Ok(self.runtime.get_or_init(|| made))
     }
 
-    fn claims(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    fn expected(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mark of the pool that is at a path, which is remembered; `None` if there is no pool.
-    async fn watch(&self, client: &ObjectClient, path: &str) -> Result<Option<u64>, BucketError> {
-        let found = recovery::manifest(client).await?;
-        let mark = found.map(|(manifest, _)| manifest.mark());
-        mark.and_then(|mark| self.watched().insert(path.to_owned(), mark));
-        Ok(mark)
+    /// The mark of the pool that is at a path, which is remembered, and the epoch of its last
+    /// opener; `None` if there is no pool.
+    async fn watch(
+        &self,
+        client: &ObjectClient,
+        path: &str,
+    ) -> Result<Option<(u64, u64)>, BucketError> {
+        let Some((manifest, _)) = recovery::manifest(client).await? else { return Ok(None) };
+        self.watched().insert(path.to_owned(), manifest.mark());
+        Ok(Some((manifest.mark(), manifest.epoch)))
     }
 
     /// The directory of a pool. Pools of several object stores may have the same URI, so it is
@@ -233,7 +237,7 @@ impl RemotePools for Provider {
                 }
             }
             match self.watch(&client, path).await? {
-                Some(pool) => lease::read(&client, pool).await,
+                Some((pool, _)) => lease::read(&client, pool).await,
                 None => Ok(None),
             }
         };
@@ -245,17 +249,22 @@ impl RemotePools for Provider {
         let standby = blockyard_os::fresh_id().map_err(failed)?;
         let claim = async {
             let client = connect_with(path, LEASE_RETRIES)?;
-            match self.watch(&client, path).await? {
-                Some(pool) => lease::claim(&client, pool, lease, standby).await,
-                None => Ok(false),
-            }
+            let Some(found) = self.watch(&client, path).await? else { return Ok(None) };
+            let is_claimed = lease::claim(&client, found, lease, standby).await?;
+            Ok(is_claimed.then_some(found.1))
         };
-        let claimed = self.runtime()?.block_on(claim);
-        let is_claimed = claimed.map_err(|error| refused(path, error))?;
-        if is_claimed {
-            self.claims().insert(path.to_owned(), lease.epoch);
+        let claimed = self.runtime()?.block_on(claim).map_err(|error| refused(path, error))?;
+        if claimed.is_some() {
+            self.expect_epoch(path, claimed);
         }
-        Ok(is_claimed)
+        Ok(claimed.is_some())
+    }
+
+    fn expect_epoch(&self, path: &str, epoch: Option<u64>) {
+        match epoch {
+            Some(epoch) => self.expected().insert(path.to_owned(), epoch),
+            None => self.expected().remove(path),
+        };
     }
 
     fn own_part(&self, path: &str) -> Result<OwnPart, StoreError> {
@@ -266,16 +275,21 @@ impl RemotePools for Provider {
             };
             let directory = self.directory_of(manifest.id);
             let log = directory.join("log");
-            // Without a log this machine never had the pool. With a lock it has the pool now.
-            if !log.exists() || check_unlocked(path, &directory).is_err() {
+            // Without a log this machine never had the pool.
+            if !log.exists() {
                 return Ok(OwnPart::default());
             }
+            check_unlocked(path, &directory)?;
             let was_last = local_log::identities(&log)?.contains(&manifest.writer);
             if !was_last {
                 let _lock = lock(path, &directory)?;
                 local_log::upload_left(&client, &manifest, &log).await?;
             }
-            Ok(OwnPart { was_last, lost: local_log::lost(&log) })
+            Ok(OwnPart {
+                last_epoch: was_last.then_some(manifest.epoch),
+                has_writes: local_log::has_batches(&log)?,
+                lost: local_log::lost(&log),
+            })
         };
         self.runtime()?.block_on(read).map_err(|error: BucketError| refused(path, error))
     }
@@ -323,7 +337,7 @@ impl RemotePools for Provider {
                     log: Some(&log),
                     capacity_bytes: Some(parameters.capacity_bytes).filter(|bytes| *bytes > 0),
                     take_over: parameters.take_over,
-                    after: self.claims().remove(path),
+                    after: self.expected().remove(path),
                     keeps_lease: parameters.lease_ms.is_none(),
                 };
                 BucketStore::open(client, settings, request, runtime)

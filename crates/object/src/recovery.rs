@@ -184,8 +184,8 @@ fn tell_of_missing(title: &str, state: &mut State, end: &EpochEnd) {
 /// The writer that has the pool open replaces the manifest too, at the end of each compaction, and
 /// keeps the epoch. Then this opener tries again with the new manifest.
 ///
-/// An opener that has claimed the lease of the opener `after` gets an error if another one came
-/// after that: the lease says nothing of it.
+/// An opener that has claimed the lease of the epoch `after`, or had the pool last in it, gets an
+/// error if another one came after that: neither says anything of it.
 pub(crate) async fn take_epoch(
     client: &ObjectClient,
     (mut old, mut e_tag): (Manifest, String),

@@ -14,8 +14,8 @@ use blockyard_store::disk::{SEGMENT_BYTES_MIN, SEGMENTS_WANTED, shorter};
 use blockyard_store::log_writer::Ended;
 use blockyard_store::remote::UploadStatus;
 use blockyard_store::{
-    Durability, EventFd, Layout, LeaseTerm, LogWriter, SegmentFiles, SegmentStore, StoreError,
-    StoreFile, StoreLocation, WriteBatch,
+    Durability, EventFd, Layout, LeaseTerm, LogWriter, SegmentFiles, SegmentStore, Serving,
+    StoreError, StoreFile, StoreLocation, WriteBatch,
 };
 use blockyard_sync::event_count::{EventCount, Waker};
 use blockyard_volume_format::object::ObjectHeader;
@@ -121,8 +121,8 @@ pub struct Opening<'a> {
     pub capacity_bytes: Option<u64>,
     /// Take over a pool that another process may have open. Without it such a pool is refused.
     pub take_over: bool,
-    /// The epoch of the opener whose lease this process has claimed: no other one may have come
-    /// after it.
+    /// The epoch of the opener whose lease this process has claimed, or in which this machine had
+    /// the pool last: no other opener may have come after it.
     pub after: Option<u64>,
     /// Without a lease of its own, this opener keeps that of the opener before.
     pub keeps_lease: bool,
@@ -160,6 +160,7 @@ impl Opening<'_> {
                 state = replay => state?,
             },
         };
+        lease.wait_until_confirmed(client.title()).await?;
         Ok((state, lease))
     }
 
@@ -208,7 +209,7 @@ struct OwnLease {
     /// The length; `None` without a lease.
     length: Option<Duration>,
     term: Arc<LeaseTerm>,
-    /// Signalled when the opener may serve again.
+    /// Signalled when the opener may serve again, and when it refuses requests.
     changed: Arc<Notify>,
     /// Renews it; ends when the pool is lost, with what to say.
     keeping: Option<Pin<Box<dyn Future<Output = String> + Send>>>,
@@ -232,6 +233,26 @@ impl OwnLease {
             outage_max: settings.outage_max,
         };
         OwnLease { length: Some(length), term, changed, keeping: Some(Box::pin(keeper.run())) }
+    }
+
+    /// Waits until the object store has confirmed the lease.
+    async fn wait_until_confirmed(&mut self, place: &str) -> Result<(), BucketError> {
+        let Some(keeping) = &mut self.keeping else { return Ok(()) };
+        loop {
+            let changed = self.changed.notified();
+            match self.term.serving() {
+                Serving::Yes => return Ok(()),
+                Serving::Held => {}
+                Serving::Refused => {
+                    return Err(BucketError::Unconfirmed { place: place.to_owned() });
+                }
+            }
+            tokio::select! {
+                biased;
+                why = &mut *keeping => return Err(BucketError::Lost { why }),
+                () = changed => {}
+            }
+        }
     }
 }
 

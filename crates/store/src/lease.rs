@@ -12,8 +12,8 @@
 //! 2. A standby that has `v` as the answer to its first read at the time `f` knows `s(v) <= f`: a
 //!    version is sent before it can be read.
 //! 3. The standby *claims* the lease at a time `q >= f + L`: it replaces version `v`, and only that
-//!    one. So no version after `v` has been there, and none of this opener can come later: it finds
-//!    the claim in place of its last version.
+//!    one. So no version after `v` has been there. A version of this opener that comes later is
+//!    refused: it finds the claim in place of the last version.
 //! 4. So the opener serves until `s(v) + L <= f + L <= q` at most.
 //! 5. The standby opens the pool only if no opener came after the one that it has watched.
 //!

@@ -128,8 +128,11 @@ pub struct LostWrites {
 /// What this machine knows of a remote pool that another one may have open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnPart {
-    /// Whether this machine has opened the pool last, and does not have it open.
-    pub was_last: bool,
+    /// The epoch of the last opener of the pool, if that was this machine, and no process of it has
+    /// the pool open.
+    pub last_epoch: Option<u64>,
+    /// Whether the local log of this machine has writes that the remote storage may lack.
+    pub has_writes: bool,
     /// What this machine has lost.
     pub lost: LostWrites,
 }
@@ -239,10 +242,15 @@ pub trait RemotePools: fmt::Debug + Send + Sync {
     /// If it may not have been replaced.
     fn claim_lease(&self, path: &str, lease: &Lease) -> Result<bool, StoreError>;
 
+    /// The next opening of the pool by this process gets an error if another opener came after this
+    /// epoch; `None`: it takes the pool over from any.
+    fn expect_epoch(&self, path: &str, epoch: Option<u64>);
+
     /// What this machine knows of the pool. Writes of its local log that are lost are kept aside.
     ///
     /// # Errors
-    /// If the pool or the log cannot be read. [`is_unavailable`] says whether it may be read later.
+    /// If the pool or the log cannot be read, or another process of this machine has the pool open.
+    /// [`is_unavailable`] says whether it may be read later.
     fn own_part(&self, path: &str) -> Result<OwnPart, StoreError>;
 
     /// Opens the storage of a pool, and makes it if there is none and `purpose` allows that.
@@ -349,6 +357,15 @@ pub fn lease(path: &str) -> Result<Option<Lease>, StoreError> {
 /// As [`lease`].
 pub fn claim_lease(path: &str, lease: &Lease) -> Result<bool, StoreError> {
     provider(path)?.claim_lease(path, lease)
+}
+
+/// As [`RemotePools::expect_epoch`], by the path of the pool.
+///
+/// # Errors
+/// If this program opens no remote pools.
+pub fn expect_epoch(path: &str, epoch: Option<u64>) -> Result<(), StoreError> {
+    provider(path)?.expect_epoch(path, epoch);
+    Ok(())
 }
 
 /// What this machine knows of a remote pool, by its path.

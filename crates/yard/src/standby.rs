@@ -9,15 +9,19 @@
 //! A take-over is an opening, which fences the opener before. Before that, the standby claims the
 //! lease, so that the opener before cannot renew it, and does not serve any more
 //! ([`blockyard_store::lease`]).
+//!
+//! All pools are opened together. So no pool is claimed before each of them may be taken over: the
+//! opener of another pool may serve it.
 #![allow(clippy::disallowed_types)] // The state of a standby is control plane.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockyard_store::StoreError;
 use blockyard_store::lease::{AskedAt, LEASE_READS, SeenLease};
-use blockyard_store::remote;
+use blockyard_store::remote::{self, Lease, OwnPart};
 
 use crate::error::{StackError, YardError};
 use crate::event::Event;
@@ -101,7 +105,7 @@ impl Standby {
         Ok(())
     }
 
-    /// Waits for a promotion, for a pool that is to be taken over, or for a signal. Returns the
+    /// Waits for a promotion, until all pools are to be taken over, or for a signal. Returns the
     /// event. `known` gets what is found of the pools.
     pub(crate) fn wait(
         &self,
@@ -110,12 +114,13 @@ impl Standby {
         (sender, events): (&Sender<Event>, &Receiver<Event>),
     ) -> std::io::Result<Event> {
         *self.state() = StandbyState::Waiting(sender.clone());
-        let mut stops = Vec::new();
-        for pool in pools {
+        let (mut stops, mut left) = (Vec::new(), pools.len());
+        let ready = Arc::new(ReadyPools::new(pools.len()));
+        for pool in pools.clone() {
             let (stop, stopped) = channel();
-            let (sender, known) = (sender.clone(), known.clone());
+            let (sender, known, ready) = (sender.clone(), known.clone(), Arc::clone(&ready));
             let watch = move || {
-                if let Some(event) = pool.watch(&stopped, &known) {
+                if let Some(event) = pool.watch(&ready, &stopped, &known) {
                     let _ = sender.send(event);
                 }
             };
@@ -123,12 +128,68 @@ impl Standby {
             std::thread::Builder::new().name("lease-watch".to_owned()).spawn(watch)?;
             stops.push(stop);
         }
-        let event = events.recv().map_err(|_| std::io::ErrorKind::BrokenPipe)?;
+        let event = loop {
+            let event = events.recv().map_err(|_| std::io::ErrorKind::BrokenPipe)?;
+            if let Event::LeaseRanOut | Event::WasLast = event {
+                left -= 1;
+                if left > 0 {
+                    continue;
+                }
+            }
+            break event;
+        };
         *self.state() = StandbyState::Promoting;
         drop(stops);
         known.lock().clear();
+        if event == Event::Promoted {
+            // A promotion takes each pool over, also from an opener that came after a claim.
+            for pool in &pools {
+                // A program without remote pools opens none.
+                let _ = remote::expect_epoch(&pool.path, None);
+            }
+        }
         Ok(event)
     }
+}
+
+/// Which pools of a standby may be taken over.
+#[derive(Debug)]
+struct ReadyPools {
+    /// The number of the pools.
+    all: usize,
+    paths: Mutex<BTreeSet<String>>,
+}
+
+impl ReadyPools {
+    fn new(all: usize) -> ReadyPools {
+        ReadyPools { all, paths: Mutex::default() }
+    }
+
+    /// Sets whether a pool may be taken over. Returns whether all may.
+    fn set(&self, path: &str, is_ready: bool) -> bool {
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_ready {
+            paths.remove(path);
+        } else if paths.insert(path.to_owned()) && paths.len() < self.all {
+            tracing::warn!(
+                pool = path,
+                "the pool may be taken over, and waits until all pools of this standby may be"
+            );
+        }
+        paths.len() == self.all
+    }
+}
+
+/// What a watch has found of a pool.
+#[derive(Debug, Default)]
+struct PoolWatch {
+    seen: SeenLease,
+    /// What this machine knows of the pool, once that is known.
+    own: Option<OwnPart>,
+    /// The lease of a pool that this machine had last, and when the first answer with it came.
+    own_lease: Option<(Lease, Instant)>,
+    /// That lease has changed: the last opener lives.
+    lives_elsewhere: bool,
 }
 
 /// A pool that a standby watches.
@@ -165,46 +226,101 @@ impl WatchedPool {
 
     /// Returns why the pool is to be taken over: this machine had it last, or its lease has run out
     /// and is claimed. `None` if the watch is stopped, or there is nothing to watch.
-    fn watch(&self, stopped: &Receiver<()>, known: &KnownPools) -> Option<Event> {
+    fn watch(
+        &self,
+        ready: &ReadyPools,
+        stopped: &Receiver<()>,
+        known: &KnownPools,
+    ) -> Option<Event> {
         let pause = if self.lease.is_zero() { PAUSE } else { self.lease / LEASE_READS };
-        let (mut seen, mut own) = (SeenLease::default(), None);
+        let mut watch = PoolWatch::default();
         loop {
-            let looked = match own {
-                None => remote::own_part(&self.path).map(|found| {
-                    own = Some(found);
-                    found.was_last.then_some(Event::WasLast)
-                }),
-                Some(_) if self.lease.is_zero() => return None,
-                Some(_) => self.look(&mut seen),
-            };
+            let looked = self.step(&mut watch, ready);
+            if looked.is_err() {
+                ready.set(&self.path, false);
+            }
             {
                 let mut known = known.lock();
                 // After the wait nothing is known: the pools are open.
                 if let Err(TryRecvError::Disconnected) = stopped.try_recv() {
                     return None;
                 }
-                let unreadable = looked.as_ref().err().map(ToString::to_string);
-                let lost = own.map(|own| own.lost).unwrap_or_default();
-                known.insert(self.path.clone(), KnownPool { unreadable, lost });
+                known.insert(self.path.clone(), watch.known(looked.as_ref().err()));
             }
             if let Ok(Some(event)) = looked {
                 return Some(event);
             }
-            match stopped.recv_timeout(pause) {
+            let is_own = watch.own.is_some_and(|own| self.takes_at_once(own, &watch).is_some());
+            if !is_own && watch.own.is_some() && self.lease.is_zero() {
+                return None;
+            }
+            // The wait for the lease of an own pool is short.
+            match stopped.recv_timeout(if is_own { pause / 2 } else { pause }) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
 
-    /// Reads the lease. Claims it if it has run out.
-    fn look(&self, seen: &mut SeenLease) -> Result<Option<Event>, StoreError> {
+    /// Asks for what this machine knows of the pool, until that is known, and for the lease.
+    fn step(&self, watch: &mut PoolWatch, ready: &ReadyPools) -> Result<Option<Event>, StoreError> {
+        let own = match watch.own {
+            Some(own) => own,
+            None => *watch.own.insert(remote::own_part(&self.path)?),
+        };
+        match self.takes_at_once(own, watch) {
+            Some(epoch) => self.look_at_own(epoch, watch, ready),
+            None if self.lease.is_zero() => Ok(None),
+            None => self.look(&mut watch.seen, ready),
+        }
+    }
+
+    /// The epoch in which this machine had the pool last, if it takes the pool at once: if its log
+    /// has writes that the pool may lack, or there is no lease to wait for.
+    fn takes_at_once(&self, own: OwnPart, watch: &PoolWatch) -> Option<u64> {
+        let is_wanted = own.has_writes || self.lease.is_zero();
+        own.last_epoch.filter(|_| is_wanted && !watch.lives_elsewhere)
+    }
+
+    /// Reads the lease of a pool that this machine had last. Takes the pool if the lease does not
+    /// change for half its length, which is longer than the time between two renewals: the state
+    /// directory may be a copy of that of a machine that lives.
+    fn look_at_own(
+        &self,
+        epoch: u64,
+        watch: &mut PoolWatch,
+        ready: &ReadyPools,
+    ) -> Result<Option<Event>, StoreError> {
+        let asked = Instant::now();
+        let found = remote::lease(&self.path).inspect_err(|_| watch.own_lease = None)?;
+        if let Some(lease) = found {
+            let (first, since) = *watch.own_lease.get_or_insert((lease, Instant::now()));
+            if lease != first {
+                tracing::warn!(pool = self.path, "another machine renews the lease");
+                (watch.lives_elsewhere, watch.own) = (true, None);
+                ready.set(&self.path, false);
+                return Ok(None);
+            }
+            if asked.saturating_duration_since(since) < lease.length.max(self.lease) / 2 {
+                return Ok(None);
+            }
+        }
+        if !ready.set(&self.path, true) {
+            return Ok(None);
+        }
+        remote::expect_epoch(&self.path, Some(epoch))?;
+        Ok(Some(Event::WasLast))
+    }
+
+    /// Reads the lease. Claims it if it has run out, and all other pools may be taken over, too.
+    fn look(&self, seen: &mut SeenLease, ready: &ReadyPools) -> Result<Option<Event>, StoreError> {
         let asked = Instant::now();
         let found = remote::lease(&self.path);
         let times = AskedAt { asked, answered: Instant::now() };
         let ran_out = seen.ran_out(found.as_ref().ok().copied(), times, self.lease);
         found?;
-        let Some(lease) = ran_out else { return Ok(None) };
+        let are_all_ready = ready.set(&self.path, ran_out.is_some());
+        let Some(lease) = ran_out.filter(|_| are_all_ready) else { return Ok(None) };
         *seen = SeenLease::default();
         let is_claimed = remote::claim_lease(&self.path, &lease)?;
         if is_claimed {
@@ -215,6 +331,17 @@ impl WatchedPool {
             );
         }
         Ok(is_claimed.then_some(Event::LeaseRanOut))
+    }
+}
+
+impl PoolWatch {
+    /// What is known of the pool after a look, with the error of that.
+    fn known(&self, error: Option<&StoreError>) -> KnownPool {
+        let text = error.map(ToString::to_string);
+        let lost = self.own.map(|own| own.lost).unwrap_or_default();
+        let is_of_log = self.own.is_none() && !error.is_some_and(remote::is_unavailable);
+        let (log_unusable, unreadable) = if is_of_log { (text, None) } else { (None, text) };
+        KnownPool { unreadable, log_unusable, lost }
     }
 }
 
@@ -249,9 +376,7 @@ mod tests {
     use crate::uri;
     use crate::volumes::UploadView;
     use blockyard_store::Purpose;
-    use blockyard_store::remote::{
-        Lease, LostWrites, OwnPart, RemoteParameters, RemotePools, RemoteStore,
-    };
+    use blockyard_store::remote::{LostWrites, RemoteParameters, RemotePools, RemoteStore};
 
     #[test]
     fn the_pools_of_a_standby_are_those_in_object_stores() {
@@ -345,19 +470,38 @@ mod tests {
     #[derive(Debug, Default)]
     struct Script {
         answers: Mutex<BTreeMap<String, Vec<Answer>>>,
+        /// How often the lease of a path was read.
+        reads: Mutex<BTreeMap<String, u64>>,
         claims: Mutex<Vec<(String, u64)>>,
+        expected: Mutex<Vec<(String, Option<u64>)>>,
     }
 
     #[derive(Clone, Copy, Debug)]
     enum Answer {
         /// A lease of this epoch with this number of renewals.
         Lease(u64, u64),
+        /// A lease of this epoch that is renewed before each read.
+        Renewed(u64),
         NoLease,
         Unavailable,
         Refused,
     }
 
     impl Script {
+        fn reads(&self, path: &str) -> u64 {
+            self.reads.lock().unwrap().get(path).copied().unwrap_or_default()
+        }
+
+        fn claims(&self, path: &str) -> Vec<u64> {
+            let claims = self.claims.lock().unwrap();
+            claims.iter().filter(|(of, _)| of == path).map(|(_, renewals)| *renewals).collect()
+        }
+
+        fn expected(&self, path: &str) -> Vec<Option<u64>> {
+            let expected = self.expected.lock().unwrap();
+            expected.iter().filter(|(of, _)| of == path).map(|(_, epoch)| *epoch).collect()
+        }
+
         fn next(&self, path: &str) -> Answer {
             let mut answers = self.answers.lock().unwrap();
             let answers = answers.get_mut(path).expect("a path of a test");
@@ -384,13 +528,15 @@ mod tests {
         }
 
         fn lease(&self, path: &str) -> Result<Option<Lease>, StoreError> {
-            match SCRIPT.get().unwrap().next(path) {
-                Answer::Lease(epoch, renewals) => Ok(Some(Lease {
-                    opener: [1; 16],
-                    epoch,
-                    renewals,
-                    length: Duration::from_millis(9),
-                })),
+            let script = SCRIPT.get().unwrap();
+            *script.reads.lock().unwrap().entry(path.to_owned()).or_default() += 1;
+            let lease = |epoch, renewals| {
+                let length = Duration::from_millis(9);
+                Ok(Some(Lease { opener: [1; 16], epoch, renewals, length }))
+            };
+            match script.next(path) {
+                Answer::Lease(epoch, renewals) => lease(epoch, renewals),
+                Answer::Renewed(epoch) => lease(epoch, script.reads(path)),
                 Answer::NoLease => Ok(None),
                 Answer::Unavailable => Err(Script::error(std::io::ErrorKind::TimedOut)),
                 Answer::Refused => Err(Script::error(std::io::ErrorKind::PermissionDenied)),
@@ -404,9 +550,18 @@ mod tests {
             Ok(claims.iter().filter(|(of, _)| of == path).count() > 1)
         }
 
+        fn expect_epoch(&self, path: &str, epoch: Option<u64>) {
+            let script = SCRIPT.get().unwrap();
+            script.expected.lock().unwrap().push((path.to_owned(), epoch));
+        }
+
         fn own_part(&self, path: &str) -> Result<OwnPart, StoreError> {
-            let was_last = path.ends_with("own");
-            Ok(OwnPart { was_last, lost: LostWrites::default() })
+            if path.contains("/damaged") {
+                return Err(Script::error(std::io::ErrorKind::InvalidData));
+            }
+            let last_epoch = path.contains("/own").then_some(3);
+            let has_writes = path.contains("/own_log");
+            Ok(OwnPart { last_epoch, has_writes, lost: LostWrites::default() })
         }
 
         fn open(
@@ -436,11 +591,9 @@ mod tests {
             &[NoLease, Lease(3, 1), Unavailable, Lease(3, 2), Lease(3, 3), Lease(3, 4)],
         );
         let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
-        assert_eq!(pool.watch(&stopped, &known), Some(Event::LeaseRanOut));
-        let claims = SCRIPT.get().unwrap().claims.lock().unwrap();
-        let of_pool: Vec<u64> =
-            claims.iter().filter(|(of, _)| of == path).map(|(_, renewals)| *renewals).collect();
-        assert_eq!(of_pool, [4, 4]);
+        let ready = ReadyPools::new(1);
+        assert_eq!(pool.watch(&ready, &stopped, &known), Some(Event::LeaseRanOut));
+        assert_eq!(SCRIPT.get().unwrap().claims(path), [4, 4]);
     }
 
     #[test]
@@ -450,9 +603,86 @@ mod tests {
             ..script("s3://scripted/own", &[Answer::NoLease])
         };
         let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
-        assert_eq!(pool.watch(&stopped, &known), Some(Event::WasLast));
+        let ready = ReadyPools::new(1);
+        assert_eq!(pool.watch(&ready, &stopped, &known), Some(Event::WasLast));
+        assert_eq!(SCRIPT.get().unwrap().expected(&pool.path), [Some(3)]);
         let other = WatchedPool { path: "s3://scripted/other".to_owned(), ..pool };
-        assert_eq!(other.watch(&stopped, &known), None);
+        assert_eq!(other.watch(&ready, &stopped, &known), None);
+    }
+
+    /// The opening gets an error if another opener has come meanwhile: the epoch is expected.
+    #[test]
+    fn a_watch_takes_a_pool_with_writes_of_this_machine_before_its_lease_runs_out() {
+        let pool = script("s3://scripted/own_log", &[Answer::Lease(3, 1)]);
+        let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
+        let ready = ReadyPools::new(1);
+        assert_eq!(pool.watch(&ready, &stopped, &known), Some(Event::WasLast));
+        let script = SCRIPT.get().unwrap();
+        assert_eq!(script.expected(&pool.path), [Some(3)]);
+        assert_eq!(script.claims(&pool.path), [0; 0]);
+    }
+
+    /// A copy of the state directory of a machine that lives, and a machine that lacks nothing.
+    #[test]
+    fn a_watch_waits_for_a_lease_that_is_renewed_and_for_one_of_a_log_without_writes() {
+        let lease = Answer::Lease(3, 1);
+        for (path, answers) in [
+            ("s3://scripted/own_log/copied", &[lease, Answer::Lease(3, 2)][..]),
+            ("s3://scripted/own/empty", &[lease]),
+        ] {
+            let pool = script(path, answers);
+            let ((_stop, stopped), known) = (channel::<()>(), KnownPools::default());
+            let ready = ReadyPools::new(1);
+            assert_eq!(pool.watch(&ready, &stopped, &known), Some(Event::LeaseRanOut));
+            let script = SCRIPT.get().unwrap();
+            assert_eq!((script.expected(path).len(), script.claims(path).len()), (0, 2));
+        }
+    }
+
+    #[test]
+    fn a_standby_of_two_pools_claims_none_while_one_is_renewed() {
+        let paths = ["s3://scripted/two/cut_off", "s3://scripted/two/lives"];
+        let pools =
+            [script(paths[0], &[Answer::Lease(3, 1)]), script(paths[1], &[Answer::Renewed(4)])];
+        let (standby, known) = (Standby::default(), KnownPools::default());
+        let (sender, events) = channel();
+        let script_now = SCRIPT.get().unwrap();
+        std::thread::scope(|scope| {
+            let (standby, known, sender) = (&standby, &known, &sender);
+            let watched = pools.to_vec();
+            let waiting = scope.spawn(move || standby.wait(watched, known, (sender, &events)));
+            while paths.iter().any(|path| script_now.reads(path) < 30) {
+                std::thread::yield_now();
+            }
+            assert!(paths.iter().all(|path| script_now.claims(path).is_empty()));
+            script(paths[1], &[Answer::Lease(4, 1000)]);
+            assert_eq!(waiting.join().unwrap().unwrap(), Event::LeaseRanOut);
+        });
+        assert!(paths.iter().all(|path| script_now.claims(path).len() == 2));
+    }
+
+    #[test]
+    fn a_standby_with_a_damaged_log_says_so_and_is_promoted_without_an_epoch() {
+        let path = "s3://scripted/damaged";
+        let pool = script(path, &[Answer::Lease(3, 1)]);
+        let (standby, known) = (Standby::default(), KnownPools::default());
+        let (sender, events) = channel();
+        std::thread::scope(|scope| {
+            let (standby, known, sender) = (&standby, &known, &sender);
+            let pools = vec![pool];
+            let waiting = scope.spawn(move || standby.wait(pools, known, (sender, &events)));
+            let found = loop {
+                if let Some(found) = known.lock().get(path) {
+                    break found.clone();
+                }
+                std::thread::yield_now();
+            };
+            assert!(found.log_unusable.is_some() && found.unreadable.is_none(), "{found:?}");
+            standby.promote().unwrap();
+            assert_eq!(waiting.join().unwrap().unwrap(), Event::Promoted);
+        });
+        let script = SCRIPT.get().unwrap();
+        assert_eq!((script.reads(path), script.expected(path)), (0, vec![None]));
     }
 
     #[test]
@@ -464,7 +694,8 @@ mod tests {
         let unreadable = || known.lock().get(path).and_then(|pool| pool.unreadable.clone());
         std::thread::scope(|scope| {
             let (pool, known) = (&pool, &known);
-            let watching = scope.spawn(move || pool.watch(&stopped, known));
+            let ready = ReadyPools::new(1);
+            let watching = scope.spawn(move || pool.watch(&ready, &stopped, known));
             while unreadable().is_none() {
                 std::thread::yield_now();
             }

@@ -227,6 +227,8 @@ struct WarningTable {
 pub(crate) struct KnownPool {
     /// Why the pool could not be read, if the last attempt failed.
     pub(crate) unreadable: Option<String>,
+    /// Why the local log of this machine, or its directory, cannot be used, if that is so.
+    pub(crate) log_unusable: Option<String>,
     /// What this machine has acknowledged and the pool lacks.
     pub(crate) lost: LostWrites,
 }

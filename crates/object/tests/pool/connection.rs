@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) is_off: Option<Box<dyn Fn() -> bool + Send>>,
     /// How long each request takes, in addition to what `random` draws.
     pub(crate) delay: Duration,
+    /// Writes of this object get no answer and take no effect.
+    pub(crate) unwritable: Option<&'static str>,
     /// The number of answers to swaps of the manifest that come a minute late.
     pub(crate) slow_swaps: u64,
     pub(crate) hook: Option<(Moment, Hook)>,
@@ -67,6 +69,7 @@ impl Connection {
             cut_after: u64::MAX,
             is_off: None,
             delay: Duration::ZERO,
+            unwritable: None,
             slow_swaps: 0,
             hook: None,
             requests: 0,
@@ -172,6 +175,10 @@ impl ObjectStore for Connection {
             plan.slow_swaps = left.unwrap_or_default();
             left.is_some()
         };
+        let unwritable = self.plan().unwritable;
+        if unwritable.is_some_and(|name| path.filename() == Some(name)) {
+            return std::future::pending().await;
+        }
         let put = self.send(self.store.put_opts(path, body, how), true).await;
         if is_slow {
             pass(Duration::from_secs(60)).await;

@@ -283,3 +283,55 @@ fn renewals_continue_after_an_outage() {
     assert!(lease(&store).1 > before.1 + 20, "{:?} after {before:?}", lease(&store));
     assert_eq!(place.failure(), None);
 }
+
+/// The bug: each attempt began with a creation, which an existing lease refuses. So the three
+/// requests of a renewal had to end within a third of the length.
+#[test]
+fn an_opener_on_a_slow_store_renews_over_an_existing_lease_and_after_an_outage() {
+    let store = formatted();
+    drop(Place::open(&store, Some(LENGTH)));
+    let connection = Connection::new(&store);
+    connection.plan().delay = Duration::from_secs(6);
+    let settings = BucketSettings { lease: Some(LENGTH), ..settings() };
+    let place = Place::open_by(connection, settings, Opening::default()).unwrap();
+    assert_eq!(place.serving(), Serving::Yes);
+    for _ in 0..3 {
+        place.cut_off();
+        place.pass(2 * LENGTH);
+        assert_eq!(place.serving(), Serving::Held);
+        // Another version than is known, as after a renewal whose answer was lost.
+        replace(&store, LEASE, object(&store, LEASE));
+        place.connection.plan().cut_after = u64::MAX;
+        place.pass(2 * LENGTH);
+        assert_eq!((place.serving(), place.failure()), (Serving::Yes, None));
+    }
+}
+
+/// The bug: the opening succeeded, and each request waited permanently.
+#[test]
+fn an_opening_whose_lease_is_never_confirmed_ends_with_an_error() {
+    let store = formatted();
+    let connection = Connection::new(&store);
+    connection.plan().unwritable = Some(LEASE);
+    let settings = BucketSettings { lease: Some(LENGTH), ..settings() };
+    let error = Place::open_by(connection, settings, Opening::default()).err().unwrap();
+    assert!(matches!(error, BucketError::Unconfirmed { .. }), "{error}");
+}
+
+/// A machine that had the pool last is started again, and another one is promoted meanwhile.
+#[test]
+fn a_machine_that_had_the_pool_last_does_not_take_it_from_an_opener_that_came_after() {
+    let (store, log) = (formatted(), log_folder());
+    let epoch = {
+        let first = Place::open_local(&store, log.path());
+        write(&first.pool, 0, 1).unwrap();
+        first.pool.epoch()
+    };
+    let other = Place::open(&store, Some(LENGTH));
+    let request = Opening { log: Some(log.path()), after: Some(epoch), ..Opening::default() };
+    let settings = BucketSettings { lease: Some(LENGTH), ..settings() };
+    let error = Place::open_by(Connection::new(&store), settings, request).err().unwrap();
+    assert!(matches!(error, BucketError::Raced { .. }), "{error}");
+    other.pass(LENGTH);
+    assert_eq!((other.serving(), other.failure()), (Serving::Yes, None));
+}

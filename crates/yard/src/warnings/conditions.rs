@@ -120,7 +120,7 @@ fn lost_condition(path: &str, (files, bytes): (u64, u64)) -> Condition {
 }
 
 /// The conditions of a pool of a standby.
-pub(crate) fn standby_conditions(path: &str, pool: &KnownPool) -> [Condition; 2] {
+pub(crate) fn standby_conditions(path: &str, pool: &KnownPool) -> [Condition; 3] {
     let unreadable = Condition {
         kind: WarningKind::LeaseUnreadable,
         subject: path.to_owned(),
@@ -130,7 +130,17 @@ pub(crate) fn standby_conditions(path: &str, pool: &KnownPool) -> [Condition; 2]
             pool.unreadable.as_deref().unwrap_or_default()
         ),
     };
-    [unreadable, lost_condition(path, (pool.lost.files, pool.lost.bytes))]
+    let log_unusable = Condition {
+        kind: WarningKind::LocalLogFailed,
+        subject: path.to_owned(),
+        level: Level::of(pool.log_unusable.is_some()),
+        message: format!(
+            "the standby cannot use the local log of this machine, and does not take the pool \
+             over: {}",
+            pool.log_unusable.as_deref().unwrap_or_default()
+        ),
+    };
+    [unreadable, log_unusable, lost_condition(path, (pool.lost.files, pool.lost.bytes))]
 }
 
 /// The condition of a RAM disk with a mark for its memory limit in percent.
@@ -237,7 +247,7 @@ mod tests {
     fn a_standby_warns_of_a_lease_that_it_cannot_read_and_of_what_it_has_lost() {
         let warnings = Warnings::default();
         let lost = LostWrites { files: 1, bytes: 5 };
-        let known = KnownPool { unreadable: Some("403".to_owned()), lost };
+        let known = KnownPool { unreadable: Some("403".to_owned()), lost, ..KnownPool::default() };
         warnings.update(5, standby_conditions("s3://v/p", &known).into(), &[]);
         assert_eq!(kinds(&warnings), ["writes_lost", "lease_unreadable"]);
         assert!(warnings.list()[1].message.ends_with("take the pool over: 403"));
