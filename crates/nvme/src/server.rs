@@ -211,11 +211,10 @@ impl TargetServer {
     /// The listening sockets, for another process.
     ///
     /// # Errors
-    /// If the system refuses descriptors.
+    /// If the accepting thread has ended, or the system refuses descriptors.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
-        let listeners = self.listeners.upgrade();
-        let listeners = listeners.iter().flat_map(|listeners| listeners.iter());
-        listeners.map(|listener| listener.try_clone().map(OwnedFd::from)).collect()
+        let listeners = self.listeners.upgrade().ok_or(ErrorKind::NotConnected)?;
+        listeners.iter().map(|listener| listener.try_clone().map(OwnedFd::from)).collect()
     }
 
     /// Accepts no more hosts, which wait in the queues of the sockets. When this returns, no host
@@ -266,24 +265,33 @@ impl TargetServer {
     /// Lets the device complete every host's commands, and disconnects all hosts when they have
     /// their answers. Connections that have not ended at the deadline are cut off.
     pub fn disconnect(&self, deadline: Instant) {
-        let shared = &self.shared;
-        let mut links = shared.links();
-        links.here.values().for_each(|link| link.request_end());
-        while !links.here.is_empty() && !socket::left(deadline).is_zero() {
-            let waited = shared.left.wait_timeout(links, socket::left(deadline));
-            links = waited.unwrap_or_else(PoisonError::into_inner).0;
+        TargetServer::disconnect_all(&[self], deadline);
+    }
+
+    /// Disconnects the hosts of several servers as [`TargetServer::disconnect`]: all share the
+    /// deadline, and the time after it in which connections that were cut off end.
+    pub fn disconnect_all(servers: &[&TargetServer], deadline: Instant) {
+        servers.iter().for_each(|server| server.begin_disconnect());
+        servers.iter().for_each(|server| drop(server.wait_for_hosts(deadline)));
+        for server in servers {
+            server.shared.links().here.values().for_each(|link| link.cut());
         }
-        links.here.values().for_each(|link| link.cut());
         // They stop answering their hosts at their next turn, and end when the device has completed
         // their commands.
-        let here = |links: &mut Links| !links.here.is_empty();
-        let waited = shared.left.wait_timeout_while(links, CUT_GRACE, here);
-        links = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let remaining: Vec<_> = links.here.values().cloned().collect();
-        drop(links);
-        for link in remaining {
-            tracing::warn!(id = link.id, peer = link.peer, "a host that was cut has not left");
+        let deadline = Instant::now() + CUT_GRACE;
+        for server in servers {
+            for link in server.wait_for_hosts(deadline) {
+                tracing::warn!(id = link.id, peer = link.peer, "a host that was cut has not left");
+            }
         }
+    }
+
+    /// Waits until all connections have ended, or the deadline. Returns those that have not.
+    fn wait_for_hosts(&self, deadline: Instant) -> Vec<Arc<HostLink>> {
+        let here = |links: &mut Links| !links.here.is_empty();
+        let (links, left) = (self.shared.links(), socket::left(deadline));
+        let waited = self.shared.left.wait_timeout_while(links, left, here);
+        waited.unwrap_or_else(PoisonError::into_inner).0.here.values().cloned().collect()
     }
 }
 
@@ -321,7 +329,7 @@ impl TargetShared {
         listeners: &[TcpListener],
     ) {
         while !self.is_stopping() {
-            // No host comes at no socket.
+            // While the server holds, it polls no socket.
             let sockets = if *self.holds() { &listeners[..0] } else { listeners };
             match socket::wait_readable(sockets, &self.wake) {
                 Ok(Ready::Yes) => {}
@@ -335,11 +343,11 @@ impl TargetShared {
                     return;
                 }
             }
-            let holds = self.holds();
-            if *holds {
-                continue;
-            }
             for listener in listeners {
+                let holds = self.holds();
+                if *holds {
+                    break;
+                }
                 match listener.accept() {
                     Ok((stream, address)) => {
                         self.admit(threads, stream, &format!("tcp:{address}"));
@@ -347,13 +355,13 @@ impl TargetShared {
                     Err(error) if is_gone(&error) => {}
                     Err(error) => {
                         // Out of descriptors or memory: hosts that disconnect make room.
+                        drop(holds);
                         tracing::warn!(%error, "cannot accept an NVMe host");
                         let links = self.links();
                         drop(self.left.wait_timeout(links, ACCEPT_PAUSE));
                     }
                 }
             }
-            drop(holds);
         }
     }
 

@@ -623,6 +623,20 @@ impl Subsystems {
         (table.kept, table.last_nsid) = (numbers.of, numbers.last);
     }
 
+    /// Removes a subsystem without hosts, and keeps its number: the device will be added again.
+    ///
+    /// # Errors
+    /// If there is no such subsystem.
+    pub fn remove_for_now(&self, name: &str) -> Result<(), SubsystemError> {
+        let mut table = self.table();
+        let found = table.subsystems.iter().find(|it| it.name == name).map(|it| it.nsid);
+        if let Some(nsid) = found {
+            table.kept.insert(name.to_owned(), nsid);
+        }
+        drop(table);
+        self.remove(name, Duration::ZERO)
+    }
+
     /// Keeps no numbers any more for devices that were not added again.
     pub fn release_numbers(&self) {
         self.table().kept.clear();

@@ -130,10 +130,15 @@ impl Backend {
         self.stop();
     }
 
+    /// Asks the rings to stop, before [`Backend::suspend`].
+    pub(crate) fn begin_suspend(&self) {
+        self.rings.iter().flat_map(|ring| &ring.running).for_each(RunningQueue::begin_stop);
+    }
+
     /// Releases the disk, when the requests that were taken are answered; later ones wait in their
     /// rings. `false` if that takes until the deadline: then the rings go on.
     pub(crate) fn suspend(&mut self, deadline: Instant) -> bool {
-        self.rings.iter().flat_map(|ring| &ring.running).for_each(RunningQueue::begin_stop);
+        self.begin_suspend();
         let has_ended =
             |ring: &RingState| ring.running.as_ref().is_none_or(RunningQueue::has_ended);
         while !self.rings.iter().all(has_ended) {
@@ -181,7 +186,7 @@ impl Backend {
     }
 
     /// Lets all threads that were asked to end go on, and starts those again that have ended.
-    fn cancel_stop(&mut self) {
+    pub(crate) fn cancel_stop(&mut self) {
         for index in 0..self.rings.len() {
             let running = self.rings[index].running.as_ref();
             if running.is_some_and(|running| !running.cancel_stop()) {

@@ -163,12 +163,13 @@ impl RunningQueue {
         self.stop.wake.raise();
     }
 
-    /// Lets a thread that was asked to end go on; `false` if it has ended, or is about to. One
-    /// whose ring is malformed ends in any case.
+    /// Lets a thread go on that may have been asked to end; `false` if it has ended, or is about
+    /// to. One whose ring is malformed ends in any case.
     pub(crate) fn cancel_stop(&self) -> bool {
+        // Acquire: as in `StopState::enter`.
+        let phase = || self.stop.phase.load(Ordering::Acquire);
         self.stop.enter(StopState::STOPPING, StopState::SERVING)
-            // Acquire: as in `StopState::enter`.
-            || self.stop.phase.load(Ordering::Acquire) == StopState::FAILED
+            || matches!(phase(), StopState::SERVING | StopState::FAILED)
     }
 
     /// Whether the thread has ended.

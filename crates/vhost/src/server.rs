@@ -205,6 +205,30 @@ impl VhostServer {
         Some(channels.sum())
     }
 
+    /// Asks the rings to stop, before [`VhostServer::suspend`] waits for them, or
+    /// [`VhostServer::cancel_suspend`] lets them go on.
+    pub fn begin_suspend(&self) {
+        let state = self.shared.state();
+        let backend = state.connected.as_ref().map(|it| Arc::clone(&it.backend));
+        drop(state);
+        // While a message is handled, `suspend` asks.
+        if let Some(backend) = &backend
+            && let Ok(backend) = backend.try_lock()
+        {
+            backend.begin_suspend();
+        }
+    }
+
+    /// Lets the rings go on that [`VhostServer::begin_suspend`] has asked to stop.
+    pub fn cancel_suspend(&self) {
+        let state = self.shared.state();
+        let backend = state.connected.as_ref().map(|it| Arc::clone(&it.backend));
+        drop(state);
+        if let Some(backend) = backend {
+            backend.lock().unwrap_or_else(PoisonError::into_inner).cancel_stop();
+        }
+    }
+
     /// Releases the disk, to replace it by another one while the hypervisor stays connected: the
     /// requests that were taken are completed, and later ones wait. `false` if the disk executes
     /// requests for longer than `drain`, or is released already; then nothing changes.
@@ -256,17 +280,22 @@ impl VhostServer {
         }
     }
 
-    /// Completes the requests in flight and disconnects the hypervisor. If the disk executes them
-    /// for longer than `drain`, threads that wait for it go on, and end when it has completed them.
-    /// Returns whether all have ended: until then the guest must not be served by another server,
-    /// because both would write its rings.
-    pub fn stop(&self, drain: Duration) -> bool {
+    /// Disconnects the hypervisor and accepts no other one, without waiting for the threads.
+    pub fn begin_stop(&self) {
         // Release: pairs with the Acquire in `is_stopping`.
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.wake.raise();
         if let Some(connected) = &self.shared.state().connected {
             socket::shutdown(&connected.socket, Shutdown::Both);
         }
+    }
+
+    /// Completes the requests in flight and disconnects the hypervisor. If the disk executes them
+    /// for longer than `drain`, threads that wait for it go on, and end when it has completed them.
+    /// Returns whether all have ended: until then the guest must not be served by another server,
+    /// because both would write its rings.
+    pub fn stop(&self, drain: Duration) -> bool {
+        self.begin_stop();
         let deadline = Instant::now() + drain;
         while !self.has_ended() {
             if Instant::now() >= deadline {
@@ -323,7 +352,7 @@ impl ServerShared {
         let device = &self.name;
         while !self.is_stopping() {
             let all = [listener];
-            // No hypervisor comes at no socket.
+            // While the server holds, it polls no socket.
             let sockets = if *self.holds() { &all[..0] } else { &all };
             match socket::wait_readable(sockets, &self.wake) {
                 Ok(Ready::Yes) => {}
@@ -337,14 +366,15 @@ impl ServerShared {
                     return;
                 }
             }
-            let accepted = {
+            let registered = {
+                // Until the hypervisor is known, so that `hold` leaves none that is not.
                 let holds = self.holds();
                 if *holds {
                     continue;
                 }
-                listener.accept()
+                listener.accept().and_then(|(stream, _)| self.register(stream))
             };
-            match accepted.and_then(|(stream, _)| self.serve(stream)) {
+            match registered.and_then(|(stream, backend)| self.serve(stream, &backend)) {
                 Ok(()) => tracing::info!(device, "the hypervisor has left"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => {
@@ -356,8 +386,8 @@ impl ServerShared {
         }
     }
 
-    /// Serves a hypervisor until it leaves or the server stops.
-    fn serve(&self, stream: UnixStream) -> io::Result<()> {
+    /// Makes a hypervisor the connected one.
+    fn register(&self, stream: UnixStream) -> io::Result<(UnixStream, Arc<Mutex<Backend>>)> {
         stream.set_nonblocking(false)?;
         let pid = socket::peer_pid(&stream);
         let socket = stream.try_clone()?;
@@ -389,7 +419,12 @@ impl ServerShared {
             return Err(io::Error::other("a file system or a change has claimed the device"));
         }
         tracing::info!(device = self.name, pid, "a hypervisor is connected");
-        let ended = self.obey(stream, &backend);
+        Ok((stream, backend))
+    }
+
+    /// Serves a hypervisor until it leaves or the server stops.
+    fn serve(&self, stream: UnixStream, backend: &Arc<Mutex<Backend>>) -> io::Result<()> {
+        let ended = self.obey(stream, backend);
         backend.lock().unwrap_or_else(PoisonError::into_inner).close();
         self.state().connected = None;
         ended
