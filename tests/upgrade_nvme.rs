@@ -10,7 +10,7 @@ use crate::nvme_host::{NvmeHost, secrets};
 use crate::place::Place;
 use crate::run::{bounded_by, ok};
 use crate::upgrade::{Done, Upgradable, ends_after_state, executable};
-use crate::yard::BLOCKYARD;
+use crate::yard::{BLOCKYARD, Yard};
 
 const ALL: &str = "nqn.2026-11.io.blockyard:all";
 const RAM0: &str = "nqn.2026-11.io.blockyard:ram0";
@@ -130,8 +130,60 @@ fn hosts_go_on_with_the_old_process_after_an_upgrade_that_fails() {
     assert_eq!(host.reconnects, 1);
     let said = upgrade.wait_with_output().unwrap();
     assert_eq!(said.status.code(), Some(6), "{said:?}");
+    let errors = String::from_utf8(said.stderr).unwrap();
+    assert!(errors.contains("NVMe hosts were disconnected and connect again"), "{errors}");
     assert_eq!(yard.serving_pid(), u64::from(yard.yard.pid()));
     assert_eq!(addresses(&yard), [address]);
+}
+
+/// The bug: the new process found an error in its configuration after the hosts were disconnected.
+#[test]
+fn hosts_stay_connected_when_the_new_configuration_is_invalid() {
+    let place = Place::new();
+    let [file, config, control] = ["secrets", "yard.toml", "control"].map(|name| place.file(name));
+    std::fs::write(&file, secrets()).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let nbd = format!("nbd = [\"unix:{}\"]", place.file("nbd"));
+    let text = format!(
+        "[serve]\ncontrol = \"{control}\"\n{nbd}\nnvme = [\"tcp:127.0.0.1:0\"]\n\
+         [nvme]\nsecrets = \"{file}\"\n\
+         [[device]]\nkind = \"ram\"\nname = \"ram0\"\nsize = \"16M\"\n"
+    );
+    std::fs::write(&config, &text).unwrap();
+    let mut yard = Upgradable::of(Yard::start(place, &["serve", "--config", &config]));
+    let address = addresses(&yard)[0];
+    let mut host = NvmeHost::connect(address, RAM0, true);
+    host.write(1, 0, 1);
+    std::fs::write(&file, "no secret\n").unwrap();
+    let said = yard.fails(&[]).says(&["the new process", "serves on"]);
+    assert!(!said.err.contains("NVMe hosts"), "{said:?}");
+    std::fs::write(&file, secrets()).unwrap();
+    // The port is in use.
+    let port = format!("\"tcp:127.0.0.1:0\", \"{}\"", format_args!("tcp:{address}"));
+    std::fs::write(&config, text.replace("\"tcp:127.0.0.1:0\"", &port)).unwrap();
+    yard.fails(&[]).says(&["cannot listen", "serves on"]);
+    host.verify(1, 0, 1);
+    assert_eq!(host.reconnects, 0, "a host was disconnected");
+    std::fs::write(&config, &text).unwrap();
+    yard.upgrade(&[]);
+    host.verify(1, 0, 1);
+    assert_eq!(host.reconnects, 1);
+    yard.end();
+}
+
+#[test]
+fn a_volume_keeps_its_data_for_hosts() {
+    let place = Place::new();
+    let volume = format!("volume:///v0?size=64M&path={}", place.file("pool"));
+    let mut yard = Upgradable::new(place, &[&[&volume[..]], &NVME[..]].concat());
+    let mut host = NvmeHost::connect(addresses(&yard)[0], "nqn.2026-11.io.blockyard:v0", false);
+    for round in 1..=2 {
+        host.write(1, round, round as u8);
+        yard.upgrade(&[]);
+        (1..=round).for_each(|at| host.verify(1, at, at as u8));
+    }
+    assert_eq!(host.reconnects, 2);
+    yard.end();
 }
 
 /// A host would write to another device that has got the number of the one before.

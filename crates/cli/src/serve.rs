@@ -60,7 +60,7 @@ pub(crate) fn run(args: ServeArgs, parent: Option<Pid>) -> Result<ExitCode, Fail
     if let Some(incoming) = incoming {
         let inherited = incoming.accept(&|kind, place| options.has_place(kind, place));
         let inherited = inherited.map_err(|error| Failure::new(Code::Failed, error))?;
-        options.devices = inherited.devices().iter().map(|device| device.spec.clone()).collect();
+        options.devices = inherited.specs().to_vec();
         options.inherited = Some(Arc::new(inherited));
     }
     let Some(daemon) = start(&args, &options)? else { return Ok(ExitCode::SUCCESS) };

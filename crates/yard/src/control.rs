@@ -168,26 +168,10 @@ impl ControlServer {
             metrics,
             web,
         };
-        let shared = Shared { control: &control, inherited, stopped: &stopped };
+        let shared = Shared { control: &control, inherited, stopped: &stopped, is_new: true };
         {
             let _inside = runtime.enter();
-            if let Some(place) = places.control {
-                let routes = api::routes(Arc::clone(&control));
-                server.serve_unix(ListenerKind::Control, place, &routes, &shared)?;
-            }
-            if let Some(place) = places.metrics {
-                let access = local_access(place)?;
-                let routes = api::metrics_routes(Arc::clone(&control), access);
-                let kind = ListenerKind::Metrics;
-                let addresses = server.serve(kind, place, Reach::Any, &routes, &shared)?;
-                server.metrics = addresses.map(|address| match place {
-                    Endpoint::Unix(_) => address,
-                    _ => format!("{address}/metrics"),
-                });
-            }
-            if let Some(place) = places.web {
-                server.serve_web(place, places.web_token, &shared)?;
-            }
+            server.serve_places(&places, &shared)?;
             // The page shows the history, and metrics have the peaks of the last minute.
             if places.web.is_some() || places.metrics.is_some() {
                 control.monitor.keep_history();
@@ -197,6 +181,65 @@ impl ControlServer {
         }
         server.runtime = Some(runtime);
         Ok(server)
+    }
+
+    /// Serves the places of an earlier process, whose sockets were received.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub(crate) fn inherit(
+        &mut self,
+        control: &Arc<Control>,
+        places: &ControlPlaces<'_>,
+        inherited: &Inherited,
+    ) -> Result<(), ControlError> {
+        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        let stopped = self.stop.subscribe();
+        let inherited = Some(inherited);
+        let shared = Shared { control, inherited, stopped: &stopped, is_new: false };
+        let served = {
+            let _inside = runtime.enter();
+            self.serve_places(places, &shared)
+        };
+        self.runtime = Some(runtime);
+        served
+    }
+
+    /// Serves the places that are new, or those of an earlier process.
+    fn serve_places(
+        &mut self,
+        places: &ControlPlaces<'_>,
+        shared: &Shared<'_>,
+    ) -> Result<(), ControlError> {
+        let is_due = |kind, place: String| shared.is_new != shared.offers(kind, &place);
+        let control = places.control.filter(|it| is_due(ListenerKind::Control, it.to_string()));
+        if let Some(place) = control {
+            let routes = api::routes(Arc::clone(shared.control));
+            self.serve_unix(ListenerKind::Control, place, &routes, shared)?;
+        }
+        let metrics = places.metrics.filter(|it| is_due(ListenerKind::Metrics, it.to_string()));
+        if let Some(place) = metrics {
+            let access = local_access(place)?;
+            let routes = api::metrics_routes(Arc::clone(shared.control), access);
+            let addresses =
+                self.serve(ListenerKind::Metrics, place, Reach::Any, &routes, shared)?;
+            self.metrics = addresses.map(|address| match place {
+                Endpoint::Unix(_) => address,
+                _ => format!("{address}/metrics"),
+            });
+        }
+        if let Some(place) = places.web {
+            let host = match place {
+                Endpoint::Tcp { host, .. } => Some(host.as_str()),
+                _ => None,
+            };
+            // Also while the place is not due: its token may be unreadable.
+            let access = WebAccess::load(host, places.web_token)?;
+            if is_due(ListenerKind::Web, place.to_string()) {
+                self.serve_web(place, access, shared)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the sockets of an earlier process this one's, which removes their files at its end.
@@ -238,14 +281,10 @@ impl ControlServer {
     fn serve_web(
         &mut self,
         place: &Endpoint,
-        token: Option<&Path>,
+        access: WebAccess,
         shared: &Shared<'_>,
     ) -> Result<(), ControlError> {
-        let host = match place {
-            Endpoint::Tcp { host, .. } => Some(host.as_str()),
-            _ => None,
-        };
-        let access = Arc::new(WebAccess::load(host, token)?);
+        let access = Arc::new(access);
         let reach = if access.has_token() { Reach::Any } else { Reach::Loopback };
         let routes = api::web::routes(Arc::clone(shared.control), access);
         let address = self.serve(ListenerKind::Web, place, reach, &routes, shared)?;
@@ -349,12 +388,20 @@ struct Shared<'s> {
     control: &'s Arc<Control>,
     inherited: Option<&'s Inherited>,
     stopped: &'s watch::Receiver<bool>,
+    /// Whether the places are served that the earlier process does not have.
+    is_new: bool,
 }
 
 impl Shared<'_> {
+    /// Whether an earlier process has a listener at a place.
+    fn offers(&self, kind: ListenerKind, place: &str) -> bool {
+        self.inherited.is_some_and(|inherited| inherited.offers(kind, place))
+    }
+
     /// The sockets that an earlier process had at a place.
     fn take(&self, kind: ListenerKind, place: &str) -> Option<Vec<OwnedFd>> {
-        self.inherited?.take_sockets(kind, place).map(|(_, sockets)| sockets)
+        let inherited = self.inherited.filter(|_| !self.is_new)?;
+        inherited.take_sockets(kind, place).map(|(_, sockets)| sockets)
     }
 
     /// Notes listeners for an upgrade.

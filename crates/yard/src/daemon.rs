@@ -98,11 +98,33 @@ impl DaemonOptions {
             ListenerKind::Metrics => is_it(self.metrics.as_ref().map(ToString::to_string)),
             ListenerKind::Web => is_it(self.web.as_ref().map(ToString::to_string)),
             // Requests may have started it.
-            ListenerKind::Nvme | ListenerKind::NvmeDiscovery => true,
-            ListenerKind::Vhost => {
-                let is_same = |it: &VhostPlace| it.to_string() == place;
-                let is_its = |it: &&VhostPlace| place.starts_with(&format!("{}=", it.device));
-                self.vhost.iter().find(is_its).is_none_or(is_same)
+            ListenerKind::Nvme | ListenerKind::NvmeDiscovery | ListenerKind::Vhost => true,
+        }
+    }
+
+    /// The places of the options for a kind of listeners that requests may start too.
+    fn places(&self, kind: ListenerKind) -> Vec<String> {
+        match kind {
+            ListenerKind::Nvme => self.nvme.iter().map(ToString::to_string).collect(),
+            ListenerKind::NvmeDiscovery => {
+                self.nvme_discovery.iter().map(ToString::to_string).collect()
+            }
+            ListenerKind::Vhost => self.vhost.iter().map(ToString::to_string).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Warns of each listener of an earlier process that goes on and is not in the options.
+    fn warn_of_others(&self, inherited: &Inherited) {
+        for kind in [ListenerKind::Nvme, ListenerKind::NvmeDiscovery, ListenerKind::Vhost] {
+            let wanted = self.places(kind);
+            for place in inherited.offered(kind).filter(|it| !wanted.iter().any(|of| of == it)) {
+                let option = kind.option();
+                tracing::warn!(
+                    option,
+                    place,
+                    "the yard goes on listening at a place that the configuration does not have"
+                );
             }
         }
     }
@@ -223,6 +245,14 @@ pub enum DaemonError {
     Thread(std::io::Error),
 }
 
+/// Sockets of places that no earlier process has, bound before that pauses its clients.
+struct NewPlaces {
+    /// In the order of the options; `None` for those of the earlier process.
+    nbd: Vec<Option<BoundServer>>,
+    vhost: Vec<BoundVhost>,
+    nvme: Vec<NvmeSockets>,
+}
+
 /// An NBD server that accepts no client yet.
 struct BoundNbd {
     server: BoundServer,
@@ -236,7 +266,7 @@ struct BoundNbd {
 struct BoundPlaces {
     nbd: Vec<BoundNbd>,
     vhost: Vec<BoundVhost>,
-    /// Those for discovery are last.
+    /// Of the inherited ones and of the new ones, those for discovery are last.
     nvme: Vec<NvmeSockets>,
 }
 
@@ -267,7 +297,8 @@ impl Daemon {
     /// connect; a client that connects earlier waits.
     ///
     /// # Errors
-    /// If an endpoint cannot be bound, before a device is made; or if a device cannot be opened.
+    /// If an endpoint cannot be bound, before a device is made and before an earlier process pauses
+    /// its clients; or if a device cannot be opened.
     pub fn start(options: &DaemonOptions) -> Result<Daemon, DaemonError> {
         if options.nbd.iter().filter(|place| **place == Endpoint::Stdio).count() > 1 {
             return Err(DaemonError::StdioTwice);
@@ -278,9 +309,6 @@ impl Daemon {
         control.paths.allow(&options.api_directories).map_err(DaemonError::ApiDirectory)?;
         let devices = Arc::clone(&control.devices);
         devices.make_subsystems(access, options.nvme_access.subsystem.clone());
-        if let Some(inherited) = options.inherited.as_deref() {
-            devices.keep_namespace_numbers(inherited.numbers().clone());
-        }
         control.nvme.set_resources(&options.nvme_access);
         if let Some(place) = &options.control {
             devices.set_control(&place.path);
@@ -321,11 +349,15 @@ impl Daemon {
         if options.standby {
             daemon.shared.standby.end_after_loss(&daemon.sender);
         }
-        let bound = BoundPlaces {
-            nbd: daemon.bind_nbd(options)?,
-            vhost: daemon.bind_vhost(options)?,
-            nvme: bind_nvme(options)?,
-        };
+        let new = daemon.bind_new(options)?;
+        if let Some(inherited) = options.inherited.as_deref() {
+            inherited.receive()?;
+            daemon.devices.keep_namespace_numbers(inherited.numbers().clone());
+            let plane = daemon.control.as_mut().expect("it ends with the daemon");
+            plane.inherit(&daemon.shared, &options.control_places(), inherited)?;
+            options.warn_of_others(inherited);
+        }
+        let bound = daemon.bind_all(options, new)?;
         daemon.add_devices(options)?;
         daemon.serve_all(options, bound)?;
         warn_of_open_control(options);
@@ -415,8 +447,6 @@ impl Daemon {
             self.serve(server, is_stdio, &options.tls)?;
         }
         adopted.into_iter().for_each(Adopted::start);
-        self.devices.vhost().proceed();
-        self.nvme.proceed();
         let or_without = |served: Result<(), DaemonError>| match served {
             Err(error) if inherited.is_some() => {
                 tracing::error!(%error, "a place of the configuration is not served");
@@ -459,7 +489,8 @@ impl Daemon {
     }
 
     /// Starts the control plane. If there is an earlier process, waits until that has given
-    /// everything up: until then no request is answered, and no file of it is removed.
+    /// everything up: until then no request is answered, and no file of it is removed. Requests are
+    /// answered after all inherited servers proceed: one may take a server out of its table.
     fn run_control(&mut self, inherited: Option<&Inherited>) -> Result<(), DaemonError> {
         let plane = self.control.as_mut().expect("it ends with the daemon");
         self.shared.upgrade.hold(inherited.is_some());
@@ -468,6 +499,8 @@ impl Daemon {
         if let Some(inherited) = inherited {
             inherited.wait_for_go()?;
             plane.own_sockets();
+            self.devices.vhost().proceed();
+            self.nvme.proceed();
         }
         self.cleanup.put(files);
         self.shared.upgrade.hold(false);
@@ -525,22 +558,83 @@ impl Daemon {
         })
     }
 
-    /// Binds the sockets of all NBD servers, or takes those of an earlier process.
-    fn bind_nbd(&self, options: &DaemonOptions) -> Result<Vec<BoundNbd>, DaemonError> {
+    /// Binds the sockets of all places that no earlier process has, and loads the certificates of
+    /// the others.
+    fn bind_new(&self, options: &DaemonOptions) -> Result<NewPlaces, DaemonError> {
+        let inherited = options.inherited.as_deref();
+        if inherited.is_some() && (options.activated || !options.nbd.is_empty()) {
+            tls_config(&options.tls).check().map_err(|error| nbd_failure(error.into()))?;
+        }
+        let bind = |endpoint: &Endpoint| {
+            let place = endpoint.to_string();
+            match inherited.is_some_and(|it| it.offers(ListenerKind::Nbd, &place)) {
+                true => Ok(None),
+                false => self.bind_nbd(options, endpoint).map(Some),
+            }
+        };
+        Ok(NewPlaces {
+            nbd: options.nbd.iter().map(bind).collect::<Result<_, _>>()?,
+            vhost: self.bind_vhost(options)?,
+            nvme: bind_nvme(options)?,
+        })
+    }
+
+    fn bind_nbd(
+        &self,
+        options: &DaemonOptions,
+        endpoint: &Endpoint,
+    ) -> Result<BoundServer, DaemonError> {
+        let bind = |exports, options| Server::bind(exports, endpoint.clone(), options);
+        let server = self.bind_by(&options.tls, bind)?;
+        if let Endpoint::Unix(place) = endpoint {
+            self.cleanup.add(&place.path);
+        }
+        Ok(server)
+    }
+
+    /// Adds the sockets of an earlier process to the new ones.
+    fn bind_all(
+        &self,
+        options: &DaemonOptions,
+        new: NewPlaces,
+    ) -> Result<BoundPlaces, DaemonError> {
+        let NewPlaces { nbd, mut vhost, mut nvme } = new;
+        let nbd = self.inherit_nbd(options, nbd)?;
+        if let Some(inherited) = options.inherited.as_deref() {
+            vhost.extend(self.inherit_vhost(inherited)?);
+            nvme.extend(inherit_nvme(inherited)?);
+        }
+        Ok(BoundPlaces { nbd, vhost, nvme })
+    }
+
+    /// All NBD servers: the new ones, and those with the sockets of an earlier process or of
+    /// systemd.
+    fn inherit_nbd(
+        &self,
+        options: &DaemonOptions,
+        new: Vec<Option<BoundServer>>,
+    ) -> Result<Vec<BoundNbd>, DaemonError> {
         let mut bound = Vec::new();
         let take = |place: &str| {
             let inherited = options.inherited.as_ref();
             inherited.and_then(|inherited| inherited.take_sockets(ListenerKind::Nbd, place))
         };
-        for endpoint in &options.nbd {
-            let (inherited, sockets) = take(&endpoint.to_string()).unzip();
-            let server = self.bind_by(&options.tls, |exports, options| match sockets {
-                Some(sockets) => Server::inherit(exports, Some(endpoint.clone()), sockets, options),
-                None => Server::bind(exports, endpoint.clone(), options),
-            })?;
-            if let Endpoint::Unix(place) = endpoint {
-                self.cleanup.add(&place.path);
-            }
+        for (endpoint, new) in options.nbd.iter().zip(new) {
+            let taken = if new.is_none() { take(&endpoint.to_string()) } else { None };
+            let (inherited, sockets) = taken.unzip();
+            let server = match (new, sockets) {
+                (Some(server), _) => server,
+                (None, Some(sockets)) => {
+                    if let Endpoint::Unix(place) = endpoint {
+                        self.cleanup.add(&place.path);
+                    }
+                    self.bind_by(&options.tls, |exports, options| {
+                        Server::inherit(exports, Some(endpoint.clone()), sockets, options)
+                    })?
+                }
+                // The options name it once more than the earlier process has it.
+                (None, None) => self.bind_nbd(options, endpoint)?,
+            };
             bound.push(BoundNbd { server, is_stdio: *endpoint == Endpoint::Stdio, inherited });
         }
         while let Some((index, sockets)) = take(ACTIVATED) {
@@ -558,12 +652,15 @@ impl Daemon {
         Ok(bound)
     }
 
-    /// Binds the sockets at which hypervisors find devices, or takes those of an earlier process.
+    /// Binds the sockets at which hypervisors find devices that an earlier process does not serve
+    /// to them.
     fn bind_vhost(&self, options: &DaemonOptions) -> Result<Vec<BoundVhost>, DaemonError> {
-        let mut bound = self.inherit_vhost(options)?;
+        let mut bound = Vec::new();
         for place in &options.vhost {
             let device = &place.device;
-            if bound.iter().any(|it| it.device() == device) {
+            let is_its = |it: &str| it.split_once('=').is_some_and(|(name, _)| name == device);
+            let inherited = options.inherited.as_deref();
+            if inherited.is_some_and(|it| it.offered(ListenerKind::Vhost).any(is_its)) {
                 continue;
             }
             let found = find_vhost(options, device);
@@ -579,13 +676,11 @@ impl Daemon {
     }
 
     /// The sockets of an earlier process at which hypervisors find devices.
-    fn inherit_vhost(&self, options: &DaemonOptions) -> Result<Vec<BoundVhost>, DaemonError> {
+    fn inherit_vhost(&self, inherited: &Inherited) -> Result<Vec<BoundVhost>, DaemonError> {
         let mut bound = Vec::new();
-        let Some(inherited) = &options.inherited else { return Ok(bound) };
-        for text in inherited.places(ListenerKind::Vhost) {
-            let place =
-                VhostPlace::parse(&text).map_err(|_| TakeOverError::invalid_place(&text))?;
-            let sockets = inherited.take_sockets(ListenerKind::Vhost, &text);
+        for text in inherited.offered(ListenerKind::Vhost) {
+            let place = VhostPlace::parse(text).map_err(|_| TakeOverError::invalid_place(text))?;
+            let sockets = inherited.take_sockets(ListenerKind::Vhost, text);
             for socket in sockets.into_iter().flat_map(|(_, sockets)| sockets) {
                 bound.push(BoundVhost::inherit(place.clone(), socket));
             }
@@ -776,8 +871,7 @@ fn nvme_option(is_discovery: bool) -> &'static str {
     if is_discovery { NVME_DISCOVERY } else { NVME }
 }
 
-/// Listens at every address of the endpoints of NVMe, or takes the sockets of an earlier process,
-/// also of listeners that requests have started.
+/// Listens at every address of the endpoints of NVMe at which an earlier process does not.
 fn bind_nvme(options: &DaemonOptions) -> Result<Vec<NvmeSockets>, DaemonError> {
     let mut bound = Vec::new();
     for (is_discovery, endpoints, kind) in [
@@ -785,29 +879,31 @@ fn bind_nvme(options: &DaemonOptions) -> Result<Vec<NvmeSockets>, DaemonError> {
         (true, &options.nvme_discovery, ListenerKind::NvmeDiscovery),
     ] {
         let inherited = options.inherited.as_deref();
-        let take = |place: &str| Some(inherited?.take_sockets(kind, place)?.1);
-        for endpoint in endpoints {
-            let (sockets, is_inherited) = match take(&endpoint.to_string()) {
-                Some(sockets) => (sockets.into_iter().map(TcpListener::from).collect(), true),
-                None => (
-                    nvme_listeners::bind(endpoint).map_err(|source| DaemonError::Nvme {
-                        option: nvme_option(is_discovery),
-                        endpoint: endpoint.to_string(),
-                        source,
-                    })?,
-                    false,
-                ),
-            };
-            bound.push(NvmeSockets {
-                place: endpoint.clone(),
-                sockets,
-                is_discovery,
-                is_inherited,
-            });
+        for place in endpoints {
+            if inherited.is_some_and(|it| it.offers(kind, &place.to_string())) {
+                continue;
+            }
+            let sockets = nvme_listeners::bind(place).map_err(|source| DaemonError::Nvme {
+                option: nvme_option(is_discovery),
+                endpoint: place.to_string(),
+                source,
+            })?;
+            let place = place.clone();
+            bound.push(NvmeSockets { place, sockets, is_discovery, is_inherited: false });
         }
-        for text in inherited.map(|it| it.places(kind)).unwrap_or_default() {
-            let place = text.parse().map_err(|_| TakeOverError::invalid_place(&text))?;
-            let sockets = take(&text).into_iter().flatten().map(TcpListener::from).collect();
+    }
+    Ok(bound)
+}
+
+/// The sockets of all NVMe listeners of an earlier process, also of those that requests have
+/// started.
+fn inherit_nvme(inherited: &Inherited) -> Result<Vec<NvmeSockets>, DaemonError> {
+    let mut bound = Vec::new();
+    for (is_discovery, kind) in [(false, ListenerKind::Nvme), (true, ListenerKind::NvmeDiscovery)] {
+        for text in inherited.offered(kind) {
+            let place = text.parse().map_err(|_| TakeOverError::invalid_place(text))?;
+            let Some((_, sockets)) = inherited.take_sockets(kind, text) else { continue };
+            let sockets = sockets.into_iter().map(TcpListener::from).collect();
             bound.push(NvmeSockets { place, sockets, is_discovery, is_inherited: true });
         }
     }

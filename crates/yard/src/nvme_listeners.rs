@@ -114,6 +114,7 @@ pub(crate) struct PausedNvme {
     listeners: Vec<NvmeListener>,
     /// Those of each listener.
     sockets: Vec<Vec<OwnedFd>>,
+    had_hosts: bool,
     since: Instant,
 }
 
@@ -126,6 +127,11 @@ impl PausedNvme {
             let sockets = sockets.iter().map(OwnedFd::as_fd).collect();
             (listener.kind(), listener.place.as_str(), sockets)
         })
+    }
+
+    /// Whether hosts were disconnected.
+    pub(crate) fn had_hosts(&self) -> bool {
+        self.had_hosts
     }
 
     /// The time from which on no host was accepted; `None` without listeners.
@@ -340,14 +346,14 @@ impl NvmeListeners {
         };
         drop(table);
         let since = Instant::now();
-        let mut paused = PausedNvme { listeners, sockets: Vec::new(), since };
+        let mut paused = PausedNvme { listeners, sockets: Vec::new(), had_hosts: false, since };
         let servers = || paused.listeners.iter().map(|listener| &listener.server);
         servers().for_each(TargetServer::hold);
         match servers().map(TargetServer::sockets).collect() {
             Ok(sockets) => {
-                // All before any is waited for: their hosts share the time.
-                servers().for_each(TargetServer::begin_disconnect);
-                servers().for_each(|server| server.disconnect(since + DRAIN));
+                let had_hosts = servers().any(|server| !server.connections().is_empty());
+                TargetServer::disconnect_all(&servers().collect::<Vec<_>>(), since + DRAIN);
+                paused.had_hosts = had_hosts;
                 paused.sockets = sockets;
                 Ok(paused)
             }

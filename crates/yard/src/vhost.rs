@@ -23,6 +23,9 @@ use blockyard_vhost::{VhostInfo, VhostServer};
 
 use crate::error::YardError;
 
+/// How long threads without a disk may take to end when another process serves.
+const LEAVE_DRAIN: Duration = Duration::from_secs(2);
+
 /// A device, and the socket at which hypervisors find it: `DEVICE=unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostPlace {
@@ -253,6 +256,13 @@ impl VhostServers {
         Some(place)
     }
 
+    /// The devices whose stopped servers still execute requests of a hypervisor.
+    pub(crate) fn stopping(&self) -> Vec<String> {
+        let mut table = self.table();
+        table.stopping.retain(|(_, server)| !server.has_ended());
+        table.stopping.iter().map(|(device, _)| device.clone()).collect()
+    }
+
     /// Accepts no more hypervisors, and takes the disks away from all servers. The hypervisors stay
     /// connected, and their requests wait.
     ///
@@ -267,13 +277,18 @@ impl VhostServers {
         let since = Instant::now();
         let mut waiting = std::mem::take(&mut self.table().servers);
         waiting.iter().for_each(|it| it.server.hold());
+        // All before any is waited for: they share the time.
+        waiting.iter().for_each(|it| it.server.begin_suspend());
         let mut paused = PausedVhost { servers: Vec::new(), since };
         while let Some(server) = waiting.pop() {
             match server.pause((since + drain).saturating_duration_since(Instant::now())) {
                 Ok(socket) => paused.servers.push((server, socket)),
                 Err(error) => {
                     waiting.push(server);
-                    waiting.iter().for_each(|it| it.server.proceed());
+                    for it in &waiting {
+                        it.server.cancel_suspend();
+                        it.server.proceed();
+                    }
                     self.table().servers.append(&mut waiting);
                     self.resume_all(paused, disk_of);
                     return Err(error);
@@ -326,13 +341,21 @@ impl PausedVhost {
         (!self.servers.is_empty()).then_some(self.since)
     }
 
-    /// Disconnects all hypervisors, and leaves the files of the sockets to the process that serves
-    /// them now.
+    /// Disconnects all hypervisors, without waiting for their threads.
+    pub(crate) fn disconnect(&self) {
+        self.servers.iter().for_each(|(it, _)| it.server.begin_stop());
+    }
+
+    /// Waits for the threads of the hypervisors, and leaves the files of the sockets to the process
+    /// that serves them now.
     pub(crate) fn leave(self) {
+        self.disconnect();
+        let deadline = Instant::now() + LEAVE_DRAIN;
         for (DeviceServer { file, server, .. }, _) in self.servers {
             // Dropping it would remove the file.
             std::mem::forget(file);
-            drop(server);
+            // A thread that has not ended ends with the process.
+            server.stop(deadline.saturating_duration_since(Instant::now()));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use blockyard_core::rmw::SharedDisk;
-use blockyard_nvme::NamespaceNumbers;
+use blockyard_nvme::{NamespaceNumbers, SubsystemError};
 
 use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, Suspended};
 use crate::entry::{DeviceEntry, ReleasedEntry};
@@ -83,13 +83,12 @@ impl Devices {
         keeps: impl Fn(&DeviceSpec) -> bool,
         timeout: Duration,
     ) -> Result<WithdrawnDevices<'_>, WithdrawError> {
-        if let Some(subsystems) = self.subsystems.get() {
-            subsystems.keep_numbers(subsystems.numbers());
-        }
         let mut withdrawn = WithdrawnDevices { all: Vec::new() };
         while let Some((entry, reserved)) = self.take_first() {
             if let Err(error) = self.take_back(&entry) {
-                withdrawn.all.push((WithdrawnDevice::Kept(entry), reserved));
+                // It has all its exporters still. Those before it come before it again.
+                self.table().entries.insert(0, entry);
+                drop(reserved);
                 return Err(WithdrawError { error, lost: self.restore_all(withdrawn) });
             }
             let device = match keeps(&entry.spec) {
@@ -123,10 +122,16 @@ impl Devices {
         Some((entry, Reserved { devices: self, name }))
     }
 
-    /// Takes a device away from the exporters that have no client of it.
+    /// Takes a device away from the exporters, none of which may have a client of it. If this
+    /// fails, all have it still.
     fn take_back(&self, entry: &DeviceEntry) -> Result<(), YardError> {
         let name = entry.spec.name();
         let (clients, opens) = self.users(name);
+        let subsystem = self.subsystems.get().and_then(|subsystems| subsystems.find_info(name));
+        if subsystem.is_some_and(|subsystem| subsystem.controllers > 0) {
+            // All hosts were disconnected, so it has lasted for longer than their drain time.
+            return Err(SubsystemError::Busy(name.to_owned()).into());
+        }
         let used = |opens| YardError::Used { name: name.to_owned(), clients, opens };
         if clients + opens > 0 {
             return Err(used(opens));
@@ -135,7 +140,10 @@ impl Devices {
             return Err(used(1));
         }
         self.exports.remove(name, Duration::ZERO)?;
-        self.remove_subsystem(name, Duration::ZERO);
+        if let Some(subsystems) = self.subsystems.get() {
+            // A device that NVMe cannot describe has none.
+            let _ = subsystems.remove_for_now(name);
+        }
         Ok(())
     }
 
@@ -181,9 +189,6 @@ impl Devices {
     fn restore(&self, device: WithdrawnDevice, index: usize) -> Result<DeviceEntry, YardError> {
         let released = match device {
             WithdrawnDevice::Kept(entry) => {
-                // The exporters may have it still.
-                let _ = self.files.remove_unused(entry.spec.name());
-                let _ = self.exports.remove(entry.spec.name(), Duration::ZERO);
                 return self.publish(entry, index, Suspended::default());
             }
             WithdrawnDevice::Closed(released) => released,
@@ -236,6 +241,36 @@ mod tests {
         assert_eq!(devices.exports().list().len(), 3);
         let is_same = |entry: DeviceEntry| std::ptr::addr_eq(m.as_ptr(), &raw const *entry.disk);
         assert!(is_same(devices.find("m").unwrap()));
+    }
+
+    /// The bug: the device that could not be withdrawn counted as not served over NVMe, and the
+    /// numbers of all devices were kept twice.
+    #[test]
+    fn subsystems_and_their_numbers_stay_after_a_failure() {
+        let devices = Devices::new();
+        devices.make_subsystems(blockyard_nvme::HostAccess::default(), None);
+        for uri in ["null:///x?size=1G", "null:///a?size=1G", "null:///b?size=1G"] {
+            devices.add(uri::parse(uri).unwrap()).unwrap();
+        }
+        devices.remove("x", NONE).unwrap();
+        let numbers = |devices: &Devices| {
+            let number = |entry: &DeviceEntry| {
+                let export = entry.nvme.clone().unwrap();
+                (export.nqn.unwrap(), export.nsid)
+            };
+            devices.list().iter().map(number).collect::<Vec<_>>()
+        };
+        let before = numbers(&devices);
+        let stop = blockyard_trace::ReplayStop::new();
+        let replay = devices.replays().enter("b", None, true, &stop).unwrap();
+        assert!(devices.withdraw_all(|_| false, NONE).is_err());
+        assert_eq!((names(&devices), numbers(&devices)), (vec!["a".into(), "b".into()], before));
+        drop(replay);
+        let before = devices.namespace_numbers();
+        let withdrawn = devices.withdraw_all(|_| false, NONE).unwrap();
+        assert_eq!(devices.namespace_numbers(), before);
+        assert!(devices.restore_all(withdrawn).is_empty());
+        assert_eq!(devices.namespace_numbers(), before);
     }
 
     #[test]

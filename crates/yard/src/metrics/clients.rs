@@ -1,7 +1,8 @@
 //! Metrics of the clients that are connected now, with a bound on their number.
 //!
 //! A series ends with its connection. A later connection of a client is another series. That of the
-//! kernel may have the labels of the one before, and begins at 0 again.
+//! kernel, and any after a restart or a live upgrade, may have the labels of an earlier one, and
+//! begins at 0 again.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blockyard_nbd::{ACTIVATED, PausedConnection};
@@ -96,31 +96,19 @@ impl ReceivedOffer {
         refuse(&self.link, why);
     }
 
-    /// Checks that the options of this process have the places of the offer, and waits for
-    /// everything.
+    /// Checks that the options of this process have the places of the offer, and that what its
+    /// devices are opened from is there. The old process serves until [`Inherited::receive`].
     ///
     /// # Errors
-    /// If a place of the old process is not among the options, this program knows a device or
-    /// parameter no more, or the old process keeps everything. The old process gets the reason.
+    /// If a place of the old process is not among the options, or this program knows a device or
+    /// parameter no more. The old process gets the reason.
     pub fn accept(
         self,
         has_place: &dyn Fn(ListenerKind, &str) -> bool,
     ) -> Result<Inherited, TakeOverError> {
         let ReceivedOffer { link, offer } = self;
-        let checked = check(has_place, &offer).and_then(|devices| {
-            link.send(&Message::Ready, &[], OFFER_TIMEOUT)?;
-            receive(&link, &offer.devices, devices)
-        });
-        match checked {
-            Ok(ReceivedState { listeners, connections, devices, numbers }) => Ok(Inherited {
-                link,
-                pid: offer.pid,
-                version: offer.program_version,
-                listeners: Mutex::new(listeners),
-                connections: Mutex::new(connections),
-                devices,
-                numbers,
-            }),
+        match check(has_place, &offer) {
+            Ok(specs) => Ok(Inherited { link, offer, specs, state: OnceLock::new() }),
             Err(error) => {
                 refuse(&link, &error.0);
                 Err(error)
@@ -173,9 +161,10 @@ type Listeners = Vec<(u32, ListenerState, Vec<OwnedFd>)>;
 type Connections = Vec<(u32, PausedConnection)>;
 
 /// Everything that an old process hands over.
+#[derive(Debug, Default)]
 struct ReceivedState {
-    listeners: Listeners,
-    connections: Connections,
+    listeners: Mutex<Listeners>,
+    connections: Mutex<Connections>,
     devices: Vec<InheritedDevice>,
     numbers: NamespaceNumbers,
 }
@@ -184,7 +173,7 @@ struct ReceivedState {
 fn receive(
     link: &Link,
     offered: &[OfferedDevice],
-    specs: Vec<DeviceSpec>,
+    specs: &[DeviceSpec],
 ) -> Result<ReceivedState, TakeOverError> {
     let state = match link.receive(STATE_TIMEOUT)? {
         Message::State(state) => state,
@@ -215,7 +204,7 @@ fn receive(
     }
     let mut all_devices = Vec::new();
     let mut numbers = NamespaceNumbers { last: last_nsid, ..NamespaceNumbers::default() };
-    for (spec, state) in specs.into_iter().zip(devices) {
+    for (spec, state) in specs.iter().cloned().zip(devices) {
         let DeviceState { device, scheduler, memory, ram, nsid } = state;
         numbers.of.extend(nsid.map(|nsid| (spec.name().to_owned(), nsid)));
         let memory = Mutex::new(memory.then(&mut next).transpose()?);
@@ -223,8 +212,8 @@ fn receive(
         all_devices.push(InheritedDevice { spec, identity, scheduler, memory, ram });
     }
     Ok(ReceivedState {
-        listeners: all_listeners,
-        connections: all_connections,
+        listeners: Mutex::new(all_listeners),
+        connections: Mutex::new(all_connections),
         devices: all_devices,
         numbers,
     })
@@ -279,27 +268,58 @@ impl InheritedDevice {
     }
 }
 
-/// What an old process has handed over. It serves again unless this process says that it serves.
+/// What an old process hands over: an offer, and everything once it is received. The old process
+/// serves again unless this process says that it serves.
 #[derive(Debug)]
 pub struct Inherited {
     link: Link,
-    pid: u32,
-    version: String,
-    listeners: Mutex<Listeners>,
-    connections: Mutex<Connections>,
-    devices: Vec<InheritedDevice>,
-    numbers: NamespaceNumbers,
+    offer: Offer,
+    specs: Vec<DeviceSpec>,
+    state: OnceLock<ReceivedState>,
 }
 
 impl Inherited {
-    /// The devices, in their order.
-    pub fn devices(&self) -> &[InheritedDevice] {
-        &self.devices
+    /// The specifications of the devices, in their order.
+    pub fn specs(&self) -> &[DeviceSpec] {
+        &self.specs
+    }
+
+    /// Whether the old process has a listener of a kind at a place.
+    pub(crate) fn offers(&self, kind: ListenerKind, place: &str) -> bool {
+        self.offer.listeners.iter().any(|it| it.kind == kind && it.place == place)
+    }
+
+    /// The places of the listeners of a kind that the old process has.
+    pub(crate) fn offered(&self, kind: ListenerKind) -> impl Iterator<Item = &str> {
+        let listeners = self.offer.listeners.iter();
+        listeners.filter(move |it| it.kind == kind).map(|it| it.place.as_str())
+    }
+
+    /// Says that this process is ready, and waits for everything. The old process pauses its
+    /// clients and disconnects NVMe hosts now, so no other error of the configuration may follow.
+    ///
+    /// # Errors
+    /// If the old process keeps everything.
+    pub(crate) fn receive(&self) -> Result<(), TakeOverError> {
+        self.link.send(&Message::Ready, &[], OFFER_TIMEOUT)?;
+        let state = receive(&self.link, &self.offer.devices, &self.specs)?;
+        // It is still empty: the daemon receives once.
+        let _ = self.state.set(state);
+        Ok(())
+    }
+
+    fn state(&self) -> &ReceivedState {
+        self.state.get_or_init(ReceivedState::default)
+    }
+
+    /// The devices, in their order, once they are received.
+    pub(crate) fn devices(&self) -> &[InheritedDevice] {
+        &self.state().devices
     }
 
     /// The number of the old process, and the version of its program.
     pub fn old(&self) -> (u32, &str) {
-        (self.pid, &self.version)
+        (self.offer.pid, &self.offer.program_version)
     }
 
     /// The sockets of a listener, and its index; `None` if the old process had no such listener.
@@ -308,28 +328,23 @@ impl Inherited {
         kind: ListenerKind,
         place: &str,
     ) -> Option<(u32, Vec<OwnedFd>)> {
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let listeners = &self.state().listeners;
+        let mut listeners = listeners.lock().unwrap_or_else(PoisonError::into_inner);
         let is_it = |(_, it, _): &(u32, ListenerState, _)| it.kind == kind && it.place == place;
         let found = listeners.iter().position(is_it)?;
         let (index, _, sockets) = listeners.remove(found);
         Some((index, sockets))
     }
 
-    /// The places of the listeners of a kind that were not taken.
-    pub(crate) fn places(&self, kind: ListenerKind) -> Vec<String> {
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_kind = listeners.iter().filter(|(_, it, _)| it.kind == kind);
-        of_kind.map(|(_, it, _)| it.place.clone()).collect()
-    }
-
     /// The numbers of the devices as namespaces of the NVMe subsystem of all devices.
     pub(crate) fn numbers(&self) -> &NamespaceNumbers {
-        &self.numbers
+        &self.state().numbers
     }
 
     /// The connections of the listener with this index.
     pub(crate) fn take_connections(&self, listener: u32) -> Vec<PausedConnection> {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = &self.state().connections;
+        let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
         let all = std::mem::take(&mut *connections);
         let (taken, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|(it, _)| *it == listener);
         *connections = left;

@@ -35,8 +35,10 @@ pub const HEADER_BYTES: usize = 16;
 /// The longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// The most listeners, the most sockets of one, and the most connections of a state.
-const LISTENERS_MAX: usize = 1024;
+/// The most listeners: each device may have a socket for hypervisors.
+const LISTENERS_MAX: usize = DEVICES_MAX + 1024;
+
+/// The most sockets of a listener, and the most connections of a state.
 const SOCKETS_MAX: u32 = 64;
 const CONNECTIONS_MAX: usize = 65_536;
 
@@ -533,6 +535,18 @@ mod tests {
         let (header, body) = frame.split_first_chunk().unwrap();
         assert_eq!(Message::parse_header(header)?, body.len());
         Message::parse(body)
+    }
+
+    #[test]
+    fn each_device_may_have_a_socket_for_hypervisors() {
+        let listeners = |count: usize| {
+            (0..count).map(|at| ListenerState::new(ListenerKind::Vhost, &at.to_string(), 1))
+        };
+        let most = Offer { listeners: listeners(LISTENERS_MAX).collect(), ..Offer::default() };
+        assert!(most.listeners.len() > DEVICES_MAX);
+        let message = Message::Offer(most);
+        assert_eq!(read(&message.print().unwrap()).unwrap(), message);
+        assert!(check_listeners(&listeners(LISTENERS_MAX + 1).collect::<Vec<_>>()).is_err());
     }
 
     #[test]

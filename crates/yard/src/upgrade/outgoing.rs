@@ -140,6 +140,11 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
         whys.push(format!("`{name}` is a block device of the kernel (ublk)"));
     }
     whys.extend(control.streams.list());
+    for name in devices.vhost().stopping() {
+        whys.push(format!(
+            "`{name}` still executes requests of a hypervisor that was disconnected"
+        ));
+    }
     for entry in devices.list() {
         let name = entry.spec.name();
         whys.extend(memory::obstacle(&entry.spec));
@@ -382,8 +387,16 @@ impl Paused {
         nbd.chain(nvme).chain(vhost).map(state).collect()
     }
 
-    /// Closes the sockets, in favour of the process that serves now. Hypervisors connect to it when
-    /// this process has disconnected them.
+    /// The failure of an upgrade, with what it means for NVMe hosts.
+    fn explain(&self, what: String) -> String {
+        match self.nvme.as_ref().is_some_and(PausedNvme::had_hosts) {
+            true => format!("{what}; NVMe hosts were disconnected and connect again"),
+            false => what,
+        }
+    }
+
+    /// Closes the sockets, in favour of the process that serves now. The threads of hypervisors,
+    /// which were disconnected, are waited for.
     fn leave(self) {
         self.servers.into_iter().for_each(|(_, server)| server.leave());
         self.vhost.into_iter().for_each(PausedVhost::leave);
@@ -400,12 +413,14 @@ fn hand_over(
     let paused = pause(control, request).inspect_err(|_| successor.kill())?;
     let begun = Instant::now();
     let schedulers = control.devices.list().iter().map(scheduler_of).collect::<Vec<_>>();
-    let withdrawn = match control.devices.withdraw_all(memory::is_in_memory, DRAIN_TIMEOUT) {
+    let timeout = DRAIN_TIMEOUT.min(until(deadline));
+    let withdrawn = match control.devices.withdraw_all(memory::is_in_memory, timeout) {
         Ok(withdrawn) => withdrawn,
         Err(error) => {
             successor.kill();
+            let what = paused.explain(error.error.to_string());
             paused.resume(control);
-            return Err(YardError::Upgrade { what: error.error.to_string(), lost: error.lost });
+            return Err(YardError::Upgrade { what, lost: error.lost });
         }
     };
     tracing::debug!(elapsed = ?begun.elapsed(), "devices closed");
@@ -416,6 +431,8 @@ fn hand_over(
     });
     let gone = opened.and_then(|(connections, devices)| {
         give_up(control, successor)?;
+        // At once: until then another hypervisor that waits could use a disk too.
+        paused.vhost.iter().for_each(PausedVhost::disconnect);
         let since = paused.since().unwrap_or(begun);
         let pause_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         // systemd accepts it from the main process alone, so before this one ends.
@@ -432,6 +449,7 @@ fn hand_over(
             // First: a device has one owner.
             successor.kill();
             let lost = control.devices.restore_all(withdrawn);
+            let what = paused.explain(what);
             paused.resume(control);
             Err(YardError::Upgrade { what, lost })
         }
@@ -445,9 +463,11 @@ fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardErro
     let mut paused = Paused::default();
     let servers = servers(control);
     servers.iter().for_each(|server| server.hold());
+    let drained = Instant::now() + DRAIN_TIMEOUT;
     let mut left = servers.into_iter();
     for server in left.by_ref() {
-        match server.pause(DRAIN_TIMEOUT, request.force) {
+        let timeout = drained.saturating_duration_since(Instant::now());
+        match server.pause(timeout, request.force) {
             Ok(stopped) => paused.servers.push((server, stopped)),
             Err(error) => {
                 paused.resume(control);
@@ -456,7 +476,7 @@ fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardErro
             }
         }
     }
-    match pause_others(control, &mut paused) {
+    match pause_others(control, &mut paused, drained) {
         Ok(()) => Ok(paused),
         Err(error) => {
             paused.resume(control);
@@ -466,9 +486,10 @@ fn pause(control: &Control, request: &UpgradeRequest) -> Result<Paused, YardErro
 }
 
 /// Pauses the servers of other protocols than NBD.
-fn pause_others(control: &Control, paused: &mut Paused) -> Result<(), String> {
+fn pause_others(control: &Control, paused: &mut Paused, drained: Instant) -> Result<(), String> {
     let devices = &control.devices;
-    let vhost = devices.vhost().pause(DRAIN_TIMEOUT, |name| devices.disk(name));
+    let timeout = drained.saturating_duration_since(Instant::now());
+    let vhost = devices.vhost().pause(timeout, |name| devices.disk(name));
     paused.vhost = Some(vhost.map_err(|error| error.to_string())?);
     let nvme = control.nvme.pause();
     paused.nvme = Some(nvme.map_err(|error| format!("NVMe cannot be handed over: {error}"))?);
