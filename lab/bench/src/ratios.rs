@@ -6,9 +6,9 @@
 
 use crate::experiments::{
     clock, file, file_vhost, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme,
-    nvme_threads, observers, race, ram_kernel, ram_locks, scheduler, scheduler_kernel,
-    scheduler_latency, scheduler_merge, schedulers, smr_append, socket_waits, sync_writes, vhost,
-    volume_encryption, volume_limits, zone_append, zone_gate, zone_locks,
+    nvme_threads, object_store, observers, race, ram_kernel, ram_locks, scheduler,
+    scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, smr_append, socket_waits,
+    sync_writes, vhost, volume_encryption, volume_limits, zone_append, zone_gate, zone_locks,
 };
 use crate::metric::Metric;
 use crate::results::{Fraction, Results, Row};
@@ -150,6 +150,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
     (limits::NAME, "these are the limits"),
     (nvme::NAME, "the kernel's TCP bounds it, which no limit measures; NBD over TCP is next to it"),
     (nvme_threads::NAME, "its rows are compared with each other; the clients share the processors"),
+    (object_store::NAME, "its limit is in it: the requests alone, which the object store bounds"),
     (observers::NAME, "its rows are compared with each other; the client shares the processors"),
     (
         scheduler_latency::NAME,
