@@ -399,26 +399,38 @@ impl<D: SegmentStore> Running<D> {
         Ok(doomed)
     }
 
-    /// Destroys what [`Running::doomed`] has found, nothing if one is a device. Up to eight
-    /// snapshots go together; if the process ends, the rest stays.
+    /// Destroys what [`Running::doomed`] has found, nothing if one is a device. Up to eight go
+    /// together, a volume with its newest snapshots; if the process ends, the rest stays.
     ///
     /// # Errors
     /// If one of them is being sent, or was held or removed meanwhile: then those before it are
-    /// destroyed.
+    /// destroyed. A volume that has got a snapshot meanwhile stays, with its newest snapshots.
     pub fn destroy_all(&self, doomed: &[VolumeMeta]) -> Result<(), VolumeError> {
+        self.destroy_all_if(doomed, || Ok(()))
+    }
+
+    /// As [`Running::destroy_all`]; nothing is destroyed if `check` refuses. While it checks,
+    /// and until they are destroyed, none of them can be a device.
+    ///
+    /// # Errors
+    /// As [`Running::destroy_all`], and those of `check`.
+    pub fn destroy_all_if(
+        &self,
+        doomed: &[VolumeMeta],
+        check: impl FnOnce() -> Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
         let held = doomed.iter().map(|meta| self.hold(meta)).collect::<Result<Vec<_>, _>>()?;
-        let (snapshots, volumes): (Vec<_>, Vec<_>) = doomed.iter().partition(|it| it.is_snapshot);
-        let destroy = |meta: &&VolumeMeta| Change::Destroy { id: meta.id };
-        for some in snapshots.chunks(SEVERAL_MAX) {
+        check()?;
+        // A volume is the last one. The committer refuses to destroy it without a snapshot that was
+        // made meanwhile.
+        for some in doomed.rchunks(SEVERAL_MAX).rev() {
+            let destroy = |meta: &VolumeMeta| Change::Destroy { id: meta.id };
+            let Some(last) = some.last() else { continue };
             let change = match some {
                 [one] => destroy(one),
                 some => Change::Several(some.iter().map(destroy).collect()),
             };
-            self.pool().change(&some[0].name, change)?;
-        }
-        // A snapshot that is made meanwhile makes the committer refuse this change.
-        for volume in volumes {
-            self.pool().change(&volume.name, destroy(&volume))?;
+            self.pool().change(&last.name, change)?;
         }
         drop(held);
         Ok(())

@@ -12,8 +12,7 @@ use crate::record::OpenVolume;
 
 impl Volumes {
     /// Checks that volumes have valid lengths after a change, and that the catalogue stays short
-    /// enough to be read. A snapshot gets the length that its volume has at that moment. A volume
-    /// with snapshots cannot be destroyed.
+    /// enough to be read. A snapshot gets the length that its volume has at that moment.
     pub(super) fn fits(&self, change: &mut Change) -> Result<(), Status> {
         self.has_lengths(change)?;
         let more = match change {
@@ -35,6 +34,23 @@ impl Volumes {
         if listed <= LISTED_BYTES_MAX { Ok(()) } else { Err(Status::NoSpc) }
     }
 
+    /// Refuses changes that destroy a volume, but not all of its snapshots.
+    pub(super) fn keeps_volumes_of_snapshots(&self, changes: &[Change]) -> Result<(), Status> {
+        let destroyed = |change: &Change| match change {
+            Change::Destroy { id } => Some(*id),
+            _ => None,
+        };
+        let is_destroyed =
+            |it: &Arc<OpenVolume>| changes.iter().filter_map(destroyed).any(|id| id == it.meta.id);
+        for id in changes.iter().filter_map(destroyed) {
+            let name = &self.by_id.get(&id).ok_or(Status::Inval)?.meta.name;
+            if !self.snapshots_of(name).all(is_destroyed) {
+                return Err(Status::DevResource);
+            }
+        }
+        Ok(())
+    }
+
     fn has_lengths(&self, change: &mut Change) -> Result<(), Status> {
         let (block_bytes, blocks) = match change {
             Change::Create(meta) => (meta.block_bytes, meta.blocks),
@@ -48,15 +64,6 @@ impl Volumes {
             Change::Resize { id, blocks } => {
                 let live = self.by_id.get(id).ok_or(Status::Inval)?;
                 (live.meta.block_bytes, *blocks)
-            }
-            Change::Destroy { id } => {
-                let name = &self.by_id.get(id).ok_or(Status::Inval)?.meta.name;
-                let is_of = |live: &Arc<OpenVolume>| {
-                    let rest = live.meta.name.strip_prefix(name.as_str());
-                    rest.is_some_and(|rest| rest.starts_with('@'))
-                };
-                let needed = self.by_id.values().any(is_of);
-                return if needed { Err(Status::DevResource) } else { Ok(()) };
             }
             _ => return Ok(()),
         };

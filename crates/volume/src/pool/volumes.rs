@@ -114,6 +114,7 @@ impl Volumes {
     pub fn check(&self, change: &mut Change) -> Result<(), Status> {
         match change {
             Change::Several(changes) => {
+                self.keeps_volumes_of_snapshots(changes)?;
                 for (change, id) in changes.iter_mut().zip(self.next_id..) {
                     // Here it comes with a new volume, and a key that is there keeps its slot.
                     if let Change::PutKey(slot) = change
@@ -127,7 +128,10 @@ impl Volumes {
             }
             // Alone it replaces the slot of a key that is there.
             Change::PutKey(slot) if !self.keys.contains_key(&slot.id) => Err(Status::Inval),
-            change => self.check_one(change, self.next_id),
+            change => {
+                self.keeps_volumes_of_snapshots(std::slice::from_ref(change))?;
+                self.check_one(change, self.next_id)
+            }
         }
     }
 

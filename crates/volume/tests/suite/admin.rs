@@ -7,7 +7,9 @@ use std::sync::mpsc::channel;
 use blockyard_core::{Flags, Sector};
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
-use blockyard_volume::{Compression, Options, Running, SyncMode, Volume, VolumeConfig};
+use blockyard_volume::{
+    Compression, Options, Running, SyncMode, Volume, VolumeConfig, VolumeError,
+};
 use blockyard_volume_admin::check::check;
 use blockyard_volume_admin::scrub::{ScrubPosition, ScrubStep, continue_scrub, scrub};
 
@@ -308,6 +310,39 @@ fn ranges_of_snapshots_are_destroyed() {
     (0..20).for_each(|number| running.snapshot(&format!("v0@{number}")).unwrap());
     running.destroy_all(&running.doomed("v0", true).unwrap()).unwrap();
     assert_eq!(names(&running), ["v1", "v1@a"]);
+}
+
+/// Regression: the snapshots of a volume were destroyed before the volume, which stayed
+/// without them.
+#[test]
+fn a_volume_is_destroyed_together_with_its_newest_snapshots() {
+    let (_place, path) = pool("together");
+    let running = Running::open(&path, Options::default()).unwrap();
+    let make = |count: usize| {
+        running.create("v0", 16 << 20, 0).unwrap();
+        (0..count).for_each(|number| running.snapshot(&format!("v0@{number:02}")).unwrap());
+        let doomed = running.doomed("v0", true).unwrap();
+        running.snapshot("v0@late").unwrap();
+        doomed
+    };
+    let destroy_the_rest = || running.destroy_all(&running.doomed("v0", true).unwrap()).unwrap();
+    let doomed = make(7);
+    assert_eq!(text(running.destroy_all(&doomed)), "`v0` is in use; close it first");
+    assert_eq!(names(&running).len(), 9, "nothing was destroyed");
+    destroy_the_rest();
+    // The oldest snapshots go first if there are too many for one change.
+    let doomed = make(10);
+    assert_eq!(text(running.destroy_all(&doomed)), "`v0` is in use; close it first");
+    assert_eq!(names(&running)[..2], ["v0", "v0@03"]);
+    assert_eq!(names(&running).len(), 9);
+    let refusal = VolumeError::NoSpace;
+    let doomed = running.doomed("v0", true).unwrap();
+    assert!(matches!(running.destroy_all_if(&doomed, || Err(refusal)), Err(VolumeError::NoSpace)));
+    assert_eq!(names(&running).len(), 9);
+    destroy_the_rest();
+    assert!(names(&running).is_empty());
+    drop(running);
+    assert!(names(&Running::open(&path, Options::default()).unwrap()).is_empty());
 }
 
 /// A thread writes the same number to two volumes, first to one and then to the other. A snapshot
