@@ -629,7 +629,10 @@ pub fn abort(running: &Running, volume: &str) -> Result<(), VolumeError> {
 }
 
 /// Whether a volume differs from its snapshot.
-fn has_changed<D: SegmentStore>(
+///
+/// # Errors
+/// If one of them does not exist, or a page of a map cannot be read.
+pub fn has_changed<D: SegmentStore>(
     pool: &Arc<Pool<D>>,
     volume: &str,
     snapshot: &str,

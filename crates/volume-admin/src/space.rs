@@ -84,6 +84,25 @@ pub fn list<D: SegmentStore>(
     Ok(SpaceCount { segments, is_shown, unreserved, is_gone }.list(&freeze).0)
 }
 
+/// Lists the volumes and snapshots of an open pool without their space: nothing is read.
+pub fn list_without_space<D: SegmentStore>(pool: &Pool<D>) -> Vec<Listed> {
+    let volumes = pool.volumes();
+    let shown = volumes.by_id.values().filter(|it| !it.meta.name.starts_with(HIDDEN_PREFIX));
+    let listed = shown.map(|live| {
+        let meta = live.listed();
+        let origin = volumes.by_id.get(&meta.origin).filter(|_| !meta.is_snapshot);
+        Listed {
+            origin: origin.map(|it| it.meta.name.clone()),
+            holds: volumes.holds_of(meta.id).to_vec(),
+            properties: volumes.properties_of(meta.id),
+            space: None,
+            available_bytes: None,
+            meta,
+        }
+    });
+    listed.collect()
+}
+
 /// Lists the volumes and snapshots of a pool that is opened for reading only, as [`list`].
 ///
 /// # Errors

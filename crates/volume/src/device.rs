@@ -257,7 +257,7 @@ impl<D: SegmentStore> Volume<D> {
     /// and the number of the volume, which the pool never uses again.
     pub fn identity(&self) -> (u64, u32) {
         let Shared { running, live, .. } = &*self.shared;
-        (crate::checkpoint::pool_mark(running.pool()), live.meta.id)
+        (running.mark(), live.meta.id)
     }
 
     /// The open pool that contains the volume.

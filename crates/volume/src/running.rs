@@ -393,6 +393,11 @@ impl<D: SegmentStore> Running<D> {
         &self.background
     }
 
+    /// The mark of the pool: a random number, the same for all of its copies.
+    pub fn mark(&self) -> u64 {
+        crate::checkpoint::pool_mark(&self.pool)
+    }
+
     /// The pool.
     pub fn pool(&self) -> &Arc<Pool<D>> {
         &self.pool

@@ -42,7 +42,7 @@ const ANSWER_MAX: u64 = 64 << 20;
 /// to disconnect.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The longest wait for an operation on a whole RAM disk.
+/// The longest wait for an operation on a whole RAM disk, or on a volume.
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
 
 /// The wait for what may last as long as it wants, and send nothing meanwhile: ten years.
@@ -487,6 +487,15 @@ impl Client {
         self.volumes_of(Some(pool), Some(name.map_or(("space", "true"), |name| ("name", name))))
     }
 
+    /// The volumes and snapshots of a pool that the yard has open, with origins, holds and
+    /// properties, and without their space.
+    ///
+    /// # Errors
+    /// If the yard cannot be reached or has no such pool.
+    pub fn volume_details(&self, pool: &Path) -> Result<Vec<VolumeView>, ClientError> {
+        self.volumes_of(Some(pool), Some(("details", "true")))
+    }
+
     fn volumes_of(
         &self,
         pool: Option<&Path>,
@@ -503,14 +512,15 @@ impl Client {
         self.parse(self.exchange_within(TIMEOUT_LONG, Method::GET, &path, Vec::new())?)
     }
 
-    /// Executes an operation on a volume of a pool that the yard has open.
+    /// Executes an operation on a volume of a pool that the yard has open. A pool in an object
+    /// store waits up to ten minutes for the store.
     ///
     /// # Errors
     /// If the yard cannot be reached or refuses.
     pub fn volume(&self, verb: &str, request: &VolumeRequest) -> Result<VolumeDone, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let path = format!("/v1/volumes/{}", encode(verb).replace('/', "%2F"));
-        self.parse(self.exchange(Method::POST, &path, body)?)
+        self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, &path, body)?)
     }
 
     /// The stream of a snapshot.

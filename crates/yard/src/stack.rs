@@ -36,7 +36,9 @@ mod trace_file;
 mod volume;
 
 pub(crate) use trace_file::trace_title;
-pub(crate) use volume::{check_secret, compression, pool_path, remote_pool, shared_parameters};
+pub(crate) use volume::{
+    check_secret, compression, pool_identity, pool_path, remote_pool, shared_parameters,
+};
 
 use trace_file::TraceFile;
 

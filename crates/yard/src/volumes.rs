@@ -22,6 +22,7 @@ use crate::error::YardError;
 use crate::param::shown;
 use crate::scrubs::{ScrubCounts, ScrubStateView};
 use crate::size::Bytes;
+use crate::stack::pool_identity;
 use crate::volume_properties::{PropertyView, set, set_in, views};
 use crate::volume_secret::{self, SecretText};
 
@@ -75,6 +76,9 @@ pub struct VolumeView {
     /// created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<u64>,
+    /// The identity of a snapshot, in hexadecimal: the same in each pool that has received it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guid: Option<String>,
     /// The snapshot that a volume was cloned from, if that exists. This and the following fields
     /// are absent unless they are asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,6 +137,7 @@ impl VolumeView {
             locked: meta.key != 0,
             in_use: false,
             created: Some(meta.created).filter(|created| *created > 0),
+            guid: meta.is_snapshot.then(|| guid_text(meta.guid)),
             origin: None,
             holds: Vec::new(),
             properties: Vec::new(),
@@ -150,6 +155,14 @@ impl VolumeView {
         running.pool().list().iter().map(|meta| VolumeView::new(running, meta)).collect()
     }
 
+    /// All volumes and snapshots of a pool, with origins, holds and properties, and without their
+    /// space: nothing is read.
+    pub fn list_detailed(running: &Running) -> Vec<VolumeView> {
+        let list = space::list_without_space(running.pool());
+        let view = |it: &Listed| VolumeView::of_listed(it).running(running, &it.meta);
+        list.iter().map(view).collect()
+    }
+
     /// All volumes and snapshots of a pool, or the one of this name, with their space.
     ///
     /// # Errors
@@ -163,7 +176,7 @@ impl VolumeView {
         Ok(list.iter().map(view).collect())
     }
 
-    /// One volume or snapshot of a pool without devices, with its space.
+    /// One volume or snapshot of a pool without devices, with its space if that was counted.
     pub fn of_listed(listed: &Listed) -> VolumeView {
         let Listed { meta, origin, space, available_bytes, holds, properties } = listed;
         let hold = |hold: &Hold| HoldView { tag: hold.tag.clone(), created: hold.created };
@@ -184,6 +197,11 @@ impl VolumeView {
     }
 }
 
+/// The identity of a snapshot, as views and requests have it.
+fn guid_text(guid: u64) -> String {
+    format!("{guid:016x}")
+}
+
 /// Segments that are being written at once: by the log, which is in one and goes on in another, by
 /// checkpoints and by cleaning.
 const OPEN_SEGMENTS: u64 = 4;
@@ -193,6 +211,9 @@ const OPEN_SEGMENTS: u64 = 4;
 pub struct PoolView {
     /// The pool's directory.
     pub path: String,
+    /// The identity of an open pool, in hexadecimal: the same for all of its paths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     /// The number of volumes and snapshots.
     pub volumes: u64,
     /// The length of a segment.
@@ -287,7 +308,8 @@ impl PoolView {
     /// # Errors
     /// If the system does not report the free space.
     pub fn new(running: &Running) -> Result<PoolView, VolumeError> {
-        Ok(PoolView::of_status(&running.path(), running.status()?).with_copies_of(running))
+        let view = PoolView::of_status(&running.path(), running.status()?).with_copies_of(running);
+        Ok(PoolView { identity: Some(pool_identity(running.mark())), ..view })
     }
 
     /// A pool at a path, open or not, in this state.
@@ -296,6 +318,7 @@ impl PoolView {
         let sizes = (0..).zip(&activity.group_sizes).filter(|(_, count)| **count > 0);
         PoolView {
             path: path.display().to_string(),
+            identity: None,
             volumes: status.volumes,
             segment_bytes: status.segment_bytes,
             segments: status.segments,
@@ -479,6 +502,10 @@ pub struct VolumeRequest {
     /// `destroy`, `prune`: count the bytes that it frees, which reads the maps.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub count_freed: bool,
+    /// `destroy` with `recursive` of a volume: the `guid`s of snapshots that another pool has. It
+    /// is refused if the volume has another snapshot, or has changed since its newest one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copied: Vec<String>,
     /// `hold`, `release`: the name of the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
@@ -515,7 +542,7 @@ const VERBS: [(&str, &[&str]); 30] = [
     ("clone", &["new"]),
     ("rollback", &[]),
     ("resize", &["size_bytes", "reservation_bytes", "force"]),
-    ("destroy", &["recursive", "dry_run", "count_freed"]),
+    ("destroy", &["recursive", "dry_run", "count_freed", "copied"]),
     ("prune", &["keep", "prefix", "dry_run", "count_freed"]),
     ("unlock", &["passphrase", "key"]),
     ("lock", &[]),
@@ -554,6 +581,8 @@ pub(crate) struct VolumesQuery {
     name: Option<String>,
     /// Whether the space of all is counted.
     space: bool,
+    /// Whether origins, holds and properties are added, without the space.
+    details: bool,
 }
 
 pub(crate) fn argument(
@@ -580,6 +609,7 @@ impl VolumeRequest {
             ("recursive", self.recursive),
             ("dry_run", self.dry_run),
             ("count_freed", self.count_freed),
+            ("copied", !self.copied.is_empty()),
             ("tag", self.tag.is_some()),
             ("keep", self.keep.is_some()),
             ("prefix", self.prefix.is_some()),
@@ -883,6 +913,7 @@ impl Devices {
     pub(crate) fn volumes(&self, asked: &VolumesQuery) -> Result<Vec<VolumeView>, YardError> {
         let pool = self.pool(asked.pool.as_deref())?;
         Ok(match asked.name.as_deref() {
+            None if !asked.space && asked.details => VolumeView::list_detailed(&pool),
             None if !asked.space => VolumeView::list(&pool),
             name => VolumeView::with_space(&pool, name)?,
         })
@@ -921,6 +952,7 @@ mod tests {
             recursive: is_set,
             dry_run: is_set,
             count_freed: is_set,
+            copied: vec!["text".to_owned()],
             tag: text(),
             keep: text(),
             prefix: text(),
@@ -931,7 +963,7 @@ mod tests {
         let serde_json::Value::Object(fields) = serde_json::to_value(&whole).unwrap() else {
             panic!("a request is an object");
         };
-        assert_eq!(fields.len(), 26, "each field is given");
+        assert_eq!(fields.len(), 27, "each field is given");
         for (field, value) in fields.iter().filter(|(field, _)| *field != "pool") {
             let fields = serde_json::Map::from_iter([(field.clone(), value.clone())]);
             let request: VolumeRequest = serde_json::from_value(fields.into()).unwrap();

@@ -36,7 +36,7 @@ pub(super) fn open(spec: &DeviceSpec, take_over: TakeOver) -> Result<Made, Stack
 }
 
 /// The identity of a pool: what the identity of its volumes begins with.
-fn pool_identity(mark: u64) -> String {
+pub(crate) fn pool_identity(mark: u64) -> String {
     format!("{mark:016x}")
 }
 

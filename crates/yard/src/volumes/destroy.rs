@@ -1,13 +1,14 @@
 //! Destroying and pruning volumes and snapshots of an open pool.
 
-use blockyard_volume::Running;
 use blockyard_volume::admin::now;
+use blockyard_volume::{Running, VolumeError};
 use blockyard_volume_admin::prune::{self, PrunePlan};
+use blockyard_volume_admin::receive::has_changed;
 use blockyard_volume_admin::space;
 use blockyard_volume_format::catalogue::VolumeMeta;
 use serde::{Deserialize, Serialize};
 
-use super::{VolumeDone, VolumeRequest, counted};
+use super::{VolumeDone, VolumeRequest, argument, counted, guid_text};
 use crate::error::YardError;
 
 /// A snapshot that `prune` keeps.
@@ -22,6 +23,10 @@ pub struct KeptView {
 /// Destroys volumes and snapshots, or says what would be destroyed.
 pub(super) fn destroy(running: &Running, request: &VolumeRequest) -> Result<VolumeDone, YardError> {
     let name = request.name.clone();
+    if !request.copied.is_empty() && (!request.recursive || name.contains('@')) {
+        let wanted = "none, unless `recursive` destroys a volume";
+        return Err(argument("copied", request.copied.join(", "), wanted));
+    }
     let doomed = running.doomed(&name, request.recursive)?;
     let (names, freed_bytes) = destroy_all(running, request, doomed)?;
     let verb = if request.dry_run { "would destroy" } else { "destroyed" };
@@ -47,10 +52,37 @@ fn destroy_all(
         true => Some(space::freed_bytes(running.pool(), &ids)?),
         false => None,
     };
-    if !request.dry_run {
-        running.destroy_all(&doomed)?;
+    let check = || check_copied(running, &doomed, &request.copied);
+    match request.dry_run {
+        true => check()?,
+        false => running.destroy_all_if(&doomed, check)?,
     }
     Ok((doomed.into_iter().map(|meta| meta.name).collect(), freed_bytes))
+}
+
+/// Refuses to destroy a volume that another pool does not have completely: a snapshot is not among
+/// those that were copied, or the volume has changed since the newest one.
+fn check_copied(
+    running: &Running,
+    doomed: &[VolumeMeta],
+    copied: &[String],
+) -> Result<(), VolumeError> {
+    // The volume is the last one.
+    let Some((volume, snapshots)) = doomed.split_last().filter(|_| !copied.is_empty()) else {
+        return Ok(());
+    };
+    let busy =
+        |meta: &VolumeMeta, why: String| Err(VolumeError::Busy { name: meta.name.clone(), why });
+    if let Some(it) = snapshots.iter().find(|it| !copied.contains(&guid_text(it.guid))) {
+        return busy(it, "a snapshot that was not copied".to_owned());
+    }
+    let Some(newest) = snapshots.last() else {
+        return busy(volume, "without a snapshot that was copied".to_owned());
+    };
+    match has_changed(running.pool(), &volume.name, &newest.name)? {
+        true => busy(volume, format!("no longer as it was copied, at `{}`", newest.name)),
+        false => Ok(()),
+    }
 }
 
 /// Destroys the snapshots that a retention does not keep, or says which it would destroy.
