@@ -130,7 +130,7 @@ fn a_volume_moves_there_and_back(program: S3Program) {
     there(&["volume", "import", &here, "v0", &image]).ok();
     there(&["volume", "snapshot", &here, "v0@first"]).ok();
     let no_size = there(&["volume", "move", &here, "v0", POOL]).fails();
-    no_size.says(&["invalid pool_size `0`: expected the most bytes"]);
+    no_size.says(&["invalid --pool-size `0`: expected the most bytes"]);
     let listed = there(&["volume", "list", "-Ho", "name", "-t", "all", &here]).ok();
     assert_eq!(listed.out, "v0\nv0@first\n");
 
@@ -164,7 +164,7 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     let Some(store) = program.start(folder.path()) else { return };
     let Some(mut witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
     let create = ["volume", "create", POOL, "v0", "--size", "64M"];
-    command(&store, &create).fails().says(&["invalid pool_size `0`: expected the most bytes"]);
+    command(&store, &create).fails().says(&["invalid --pool-size `0`: expected the most bytes"]);
     assert!(witness.list("").is_empty(), "a refused command leaves objects");
 
     let mut first = serve(&store, "&pool_size=2G&size=64M");

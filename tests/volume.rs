@@ -11,6 +11,7 @@ mod carry;
 mod copies;
 mod encrypted;
 mod import;
+mod move_faults;
 mod moves;
 mod properties;
 mod warnings;

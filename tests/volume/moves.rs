@@ -8,7 +8,7 @@ use crate::yard::{Yard, blockyard};
 
 /// A pool with a volume of noise and a snapshot of it. Returns the paths of the pool, of a second
 /// one that is not there yet, and of the image.
-fn pools(place: &Place) -> [String; 3] {
+pub(super) fn pools(place: &Place) -> [String; 3] {
     let paths = ["one", "two", "image"].map(|name| place.file(name));
     let image = &paths[2];
     ok(&["dd", "if=/dev/urandom", &format!("of={image}"), "bs=1M", "count=4", "status=none"]);
@@ -17,7 +17,7 @@ fn pools(place: &Place) -> [String; 3] {
     paths
 }
 
-fn names(pool: &str) -> String {
+pub(super) fn names(pool: &str) -> String {
     blockyard(&["volume", "list", "-Ho", "name", "-t", "all", pool]).ok().out
 }
 
@@ -27,9 +27,12 @@ fn a_volume_moves_with_its_snapshots_and_properties() {
     let [one, two, image] = pools(&place);
     blockyard(&["volume", "set", &one, "v0", "compress=zstd:3", "reservation=2M"]).ok();
     blockyard(&["volume", "create", &one, "other", "--size", "1M"]).ok();
+    // A name that only looks like those of moves.
+    blockyard(&["volume", "snapshot", &one, "v0@blockyard-move"]).ok();
     let moved = blockyard(&["volume", "move", &one, "v0", &two]).ok();
-    assert!(moved.out.contains("two: 1 snapshot, 4.0"), "{moved}");
-    assert_eq!((names(&one), names(&two)), ("other\n".into(), "v0\nv0@first\n".into()));
+    assert!(moved.out.contains("two: 2 snapshots, 4.0"), "{moved}");
+    let all = "v0\nv0@first\nv0@blockyard-move\n";
+    assert_eq!((names(&one), names(&two)), ("other\n".into(), all.into()));
     let values = blockyard(&["volume", "get", "-H", &two, "v0", "compress", "reservation"]).ok();
     assert_eq!(values.out, "v0\tcompress\tzstd:3\tpool\nv0\treservation\t2M\tpool\n");
     for name in ["v0", "v0@first"] {
@@ -39,19 +42,60 @@ fn a_volume_moves_with_its_snapshots_and_properties() {
     }
 }
 
+/// A key file of a test.
+fn key(place: &Place, name: &str) -> String {
+    let key =
+        place.write(name, &format!("a secret of 32 bytes or more, here the {name} of a test"));
+    ok(&["chmod", "600", &key]);
+    key
+}
+
 #[test]
 fn an_encrypted_volume_moves_without_its_key() {
     let place = Place::new();
     let [one, two] = ["one", "two"].map(|name| place.file(name));
-    let key = place.write("key", "a secret of 32 bytes or more, here of a test");
-    ok(&["chmod", "600", &key]);
+    let key = key(&place, "key");
+    let uri = |pool: &str, name: &str| format!("volume:///{name}?path={pool}&key_file={key}");
+    let mut yard = Yard::serve(&[&format!("{}&size=8M&compress=none", uri(&one, "v0"))]);
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'first' * 4096, 4096)\nh.flush()");
+    yard.command(&["volume", "snapshot", &one, "v0@first"]).ok();
+    nbdsh(&yard.uri("v0"), "h.pwrite(b'later' * 4096, 8192)\nh.flush()");
+    yard.signal("TERM");
+    assert!(yard.end().success());
+    let moved = blockyard(&["volume", "move", &one, "v0", &two, "--json"]).ok().json();
+    assert_eq!((&moved["name"], &moved["snapshots"]), (&"v0".into(), &1.into()));
+    assert_eq!(names(&one), "");
+    // The snapshot as a volume of its own.
+    blockyard(&["volume", "clone", &two, "v0@first", "v1"]).ok();
+    let yard = Yard::serve(&[&uri(&two, "v0"), &uri(&two, "v1")]);
+    let first = "first = bytes(4096) + b'first' * 4096 + bytes(8192)\n";
+    nbdsh(&yard.uri("v1"), &format!("{first}assert h.pread(len(first), 0) == first"));
+    nbdsh(
+        &yard.uri("v0"),
+        &format!(
+            "{first}later = first[:8192] + b'later' * 4096 + first[8192 + 5 * 4096:]\n\
+             assert h.pread(len(later), 0) == later"
+        ),
+    );
+}
+
+/// Regression: the volume was moved, and opened only by the older secret of another volume there.
+#[test]
+fn an_encrypted_volume_does_not_move_to_its_key_with_another_secret() {
+    let place = Place::new();
+    let [one, two] = ["one", "two"].map(|name| place.file(name));
+    let (key, other) = (key(&place, "key"), key(&place, "other"));
     let create = ["volume", "create", &one, "v0", "--size", "1M", "--encrypt", "--key-file", &key];
     blockyard(&create).ok();
-    let moved = blockyard(&["volume", "move", &one, "v0", &two, "--json"]).ok().json();
-    assert_eq!((&moved["name"], &moved["snapshots"]), (&"v0".into(), &0.into()));
-    let uri = format!("volume:///v0?path={two}&key_file={key}");
-    let yard = Yard::serve(&[&uri]);
-    nbdsh(&yard.uri("v0"), "assert h.pread(4096, 0) == bytes(4096)");
+    blockyard(&["volume", "snapshot", &one, "v0@sent"]).ok();
+    let stream = place.file("stream");
+    blockyard(&["volume", "send", "-w", &one, "v0@sent", "-o", &stream]).ok();
+    blockyard(&["volume", "receive", &two, "copy", "--input", &stream]).ok();
+    let change = ["volume", "change-key", &one, "v0", "--key-file", &key, "--new-key-file", &other];
+    blockyard(&change).ok();
+    let refused = blockyard(&["volume", "move", &one, "v0", &two]).fails();
+    refused.says(&["`v0` cannot be moved", "has its key already", "another passphrase or key"]);
+    assert_eq!((names(&one), names(&two)), ("v0\nv0@sent\n".into(), "copy\ncopy@sent\n".into()));
 }
 
 #[test]
@@ -78,7 +122,7 @@ fn a_move_that_fails_changes_nothing() {
     blockyard(&["volume", "create", &two, "v0", "--size", "1M"]).ok();
     run(&two).says(&["has a volume of this name"]);
     blockyard(&["volume", "destroy", &two, "v0"]).ok();
-    // The reservation does not fit, which is found when all has been copied.
+    // The reservation does not fit, which is found before anything is copied.
     let small = place.file("small");
     ok(&["truncate", "-s", "80M", &small]);
     blockyard(&["volume", "create", &small, "v1", "--size", "1M", "--force"]).ok();
@@ -86,6 +130,24 @@ fn a_move_that_fails_changes_nothing() {
     blockyard(&["volume", "set", &one, "v0", "reservation=200M"]).ok();
     run(&small).says(&["reservation"]);
     assert_eq!((names(&one), names(&small)), (both.into(), "v1\n".into()));
+}
+
+/// Regression: the error advised to destroy the volume, which was the only one.
+#[test]
+fn the_two_directories_of_a_pool_are_one_pool() {
+    let place = Place::new();
+    let [one, two, _] = pools(&place);
+    fs::create_dir(&two).unwrap();
+    blockyard(&["pool", "attach", &one, &two]).ok();
+    let refused = blockyard(&["volume", "move", &one, "v0", &two]).fails();
+    assert_eq!(refused.code, Some(2), "{refused}");
+    refused.says(&["invalid TO", "expected another pool"]);
+    let served = format!("volume:///a?path={one}&size=1M");
+    let yard = Yard::serve(&[&served]);
+    let refused = yard.command(&["volume", "move", &one, "v0", &two]).fails();
+    refused.says(&["invalid TO", "expected another pool"]);
+    drop(yard);
+    assert_eq!(names(&one), "a\nv0\nv0@first\n");
 }
 
 /// Both pools are those of a yard.
@@ -104,4 +166,19 @@ fn a_volume_of_a_yard_moves_when_it_is_no_device() {
     yard.command(&["add", &uri("v0", &two)]).ok();
     nbdsh(&yard.uri("v0"), "assert h.pread(4096, 0) == b'x' * 4096");
     assert_eq!((names(&one), names(&two)), ("a\n".into(), "b\nv0\nv0@first\n".into()));
+}
+
+/// A yard has one of the pools open, and no process the other one.
+#[test]
+fn a_volume_moves_out_of_a_yard_and_into_it() {
+    let place = Place::new();
+    let [one, two, image] = pools(&place);
+    let yard = Yard::serve(&[&format!("volume:///a?path={one}&size=1M")]);
+    yard.command(&["volume", "move", &one, "v0", &two]).ok();
+    assert_eq!((names(&one), names(&two)), ("a\n".into(), "v0\nv0@first\n".into()));
+    yard.command(&["volume", "move", &two, "v0", &one]).ok();
+    assert_eq!((names(&one), names(&two)), ("a\nv0\nv0@first\n".into(), String::new()));
+    let out = place.file("out");
+    yard.command(&["volume", "export", &one, "v0", &out]).ok();
+    assert!(fs::read(&out).unwrap() == fs::read(&image).unwrap());
 }

@@ -508,9 +508,10 @@ pub(crate) struct VolumeResizeArgs {
 
 const MOVE_HELP: &str = "\
 The volume keeps its name, its snapshots and its properties. An encrypted volume stays encrypted,
-and opens by the same passphrase or key. It is destroyed in the first pool when the other one has
-all of it, durably. A move that fails changes neither pool. One that is killed leaves the volume in
-the first pool, and perhaps an incomplete one in the other: destroy that, and move again.
+and opens by the same passphrase or key. The volume is destroyed in POOL when TO has all of it,
+durably. A copy that fails is removed. If the command is killed, or says that both pools have the
+volume, run it again: it removes an incomplete copy, or ends the move. Do not destroy the volume
+in TO; an incomplete copy has the name blockyard-move-ID there.
 
 Examples:
   blockyard volume move /srv/pool v0 s3://volumes/pool0 --pool-size 1T
@@ -525,6 +526,10 @@ pub(crate) struct VolumeMoveArgs {
     /// The other pool, which is created if there is none: a directory or s3://BUCKET/PREFIX
     #[arg(value_name = "TO", index = 3)]
     pub(crate) to: PathBuf,
+    /// Change TO in an object store although another machine may have it open, and loses it.
+    /// --take-over is for POOL
+    #[arg(long)]
+    pub(crate) take_over_to: bool,
     /// Capacity of a pool in an object store that this creates
     #[arg(long = "pool-size", value_name = "SIZE", value_parser = bytes, default_value = "0")]
     pub(crate) capacity: u64,

@@ -15,7 +15,6 @@ use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 use crate::volume::pool::{Make, PoolAccess, text};
 use crate::volume::progress::ProgressLine;
-use crate::volume::refused;
 
 /// How often a resync is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -65,7 +64,7 @@ pub(super) fn resync(args: &PoolResyncArgs, out: &mut impl Write) -> Result<(), 
         return print(&args.pool, &done, out);
     }
     wait(&pool)?;
-    let copies = view(&pool)?.copies;
+    let copies = pool.view()?.copies;
     if let Some(CopyView { path, state, why, .. }) = copies.iter().find(|copy| !copy.good) {
         let why = why.as_ref().map_or(String::new(), |why| format!(": {why}"));
         return Err(Failure::new(Code::Failed, format!("the copy at {path} is {state}{why}")));
@@ -118,7 +117,7 @@ pub(crate) fn join(
         }
     }
     wait(&pool)?;
-    let view = view(&pool)?;
+    let view = pool.view()?;
     let why = match view.copies.iter().find(|copy| Path::new(&copy.path) == new) {
         Some(CopyView { good: true, .. }) => None,
         Some(CopyView { why, state, .. }) => Some(why.as_ref().unwrap_or(state).clone()),
@@ -136,7 +135,7 @@ pub(crate) fn join(
 /// Whether a pool resyncs the copy at `new`, and that copy will replace the one at `old`. Without
 /// `old`, it is to replace none.
 fn is_begun(pool: &PoolAccess, new: &Path, old: Option<&str>) -> Result<bool, Failure> {
-    let PoolView { resync, copies, .. } = view(pool)?;
+    let PoolView { resync, copies, .. } = pool.view()?;
     let Some(resync) = resync.filter(|resync| Path::new(&resync.path) == new) else {
         return Ok(false);
     };
@@ -154,7 +153,7 @@ fn is_begun(pool: &PoolAccess, new: &Path, old: Option<&str>) -> Result<bool, Fa
 pub(crate) fn wait(pool: &PoolAccess) -> Result<(), Failure> {
     let mut progress = ProgressLine::new("equal");
     let mut verifying = ProgressLine::new("verified");
-    while let Some(resync) = view(pool)?.resync {
+    while let Some(resync) = pool.view()?.resync {
         if let Some(error) = resync.error {
             let again = match pool {
                 PoolAccess::Here(_) => "the next opening of the pool tries again",
@@ -169,20 +168,6 @@ pub(crate) fn wait(pool: &PoolAccess) -> Result<(), Failure> {
         std::thread::sleep(LOOK_INTERVAL);
     }
     Ok(())
-}
-
-/// The state of the pool.
-fn view(pool: &PoolAccess) -> Result<PoolView, Failure> {
-    match pool {
-        PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
-        PoolAccess::There(client, path) => {
-            let gone = || {
-                let text = format!("{} is not open there any more", path.display());
-                Failure::new(Code::Failed, text)
-            };
-            client.pools()?.into_iter().find(|pool| pool.is_at(path)).ok_or_else(gone)
-        }
-    }
 }
 
 fn print(args: &VolumePoolArgs, done: &VolumeDone, out: &mut impl Write) -> Result<(), Failure> {

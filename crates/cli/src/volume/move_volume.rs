@@ -1,22 +1,39 @@
 //! `volume move`: a volume with its snapshots goes to another pool.
 //!
-//! Nothing of the volume is destroyed before the other pool has all of it, durably.
+//! The process may be killed after each step, and a yard may not answer. The *mark*, a random name,
+//! tells the next move what this one has left:
+//!
+//! ```text
+//!  step       POOL has then              TO has then
+//!  snapshot   v0, v0@first, v0@MARK      -
+//!  receive    v0, v0@first, v0@MARK      MARK, MARK@first, MARK@MARK
+//!  rename     v0, v0@first, v0@MARK      v0, v0@first, v0@MARK
+//!  destroy    -                          v0, v0@first, v0@MARK
+//!  destroy    -                          v0, v0@first
+//! ```
+//!
+//! 1. Until the rename, TO gets no other name than the mark. So a move that fails removes nothing
+//!    that another client has made.
+//! 2. The rename follows when all is there, durably, and POOL has nothing else.
+//! 3. POOL destroys snapshots that TO has, the oldest first, and the volume only if it is as it was
+//!    at its newest snapshot. One change of the catalogue destroys the volume and the mark. So if
+//!    both pools have the volume and the mark, TO has all of it, and the next move goes on.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use blockyard_store::remote::is_remote;
+use blockyard_object::ObjectUri;
+use blockyard_store::remote::{Acknowledge, is_remote};
 use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_here};
-use blockyard_yard::client::Client;
+use blockyard_yard::client::ClientError;
 use blockyard_yard::error::counted;
 use blockyard_yard::size::rounded;
-use blockyard_yard::volume_diff::DiffLine;
 use blockyard_yard::volume_properties::PropertySource;
 use blockyard_yard::volumes::{ReceivedView, VolumeRequest, VolumeView};
 use serde_json::json;
 
-use super::pool::{Make, PoolAccess, text};
+use super::pool::{Make, PoolAccess, ReadOnlyAccess, text};
 use super::progress::ProgressLine;
 use super::refused;
 use super::stream::StreamSource;
@@ -24,8 +41,11 @@ use crate::args::{VolumeMoveArgs, VolumePoolArgs};
 use crate::devices::print_json;
 use crate::failure::{Code, Failure};
 
-/// The snapshot that is moved as the present state of the volume.
-const SNAPSHOT: &str = "blockyard-move";
+/// How marks begin. 16 hexadecimal digits follow.
+const MARK: &str = "blockyard-move-";
+
+/// How often the upload is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &VolumeMoveArgs, out: &mut impl Write) -> Result<(), Failure> {
     let name = args.at.name.as_str();
@@ -33,73 +53,120 @@ pub(super) fn run(args: &VolumeMoveArgs, out: &mut impl Write) -> Result<(), Fai
         let text = format!("invalid NAME `{name}`: expected a volume; this is a snapshot");
         return Err(Failure::new(Code::Usage, text));
     }
-    let (from, to) = (&args.at.pool.pool, &args.to);
+    let (from, to) = (args.at.pool.pool.as_path(), args.to.as_path());
     if is_same(from, to) {
-        let text = format!("invalid TO `{}`: expected another pool", to.display());
-        return Err(Failure::new(Code::Usage, text));
+        return Err(one_pool(to));
     }
     let source = PoolAccess::find(&args.at.pool, Make::Never)?;
-    let properties = movable(&source, name)?;
-    let there = VolumePoolArgs {
-        pool: to.clone(),
-        degraded: false,
-        take_over: args.at.pool.take_over,
-        talk: args.at.pool.talk.clone(),
-    };
-    let make = Make::IfMissing { consent: false, capacity: args.capacity };
-    let target = PoolAccess::find(&there, make)?;
-    if target.volumes()?.iter().any(|view| view.name == name) {
-        let text = format!(
-            "invalid NAME `{name}`: {} has a volume of this name; rename one of the two, or \
-             destroy that one if an interrupted move has left it",
-            to.display()
-        );
-        return Err(Failure::new(Code::Refused, text));
+    let here = source.list()?;
+    let volume = here.iter().find(|it| it.name == name).ok_or_else(|| missing(args))?;
+    check_movable(&here, name)?;
+    let target = open_target(args)?;
+    let moving = Moving { source, target, name, from, to };
+    let identity = moving.source.view()?.identity;
+    if identity.is_some() && identity == moving.target.view()?.identity {
+        return Err(one_pool(to));
     }
-    let moving = Moving { source, target, name };
-    let received = match moving.copy(&properties) {
-        Ok(received) => received,
-        Err(failure) => {
-            moving.undo();
-            return Err(failure);
-        }
+    let there = moving.target.list()?;
+    let copied = match moving.copied_before(&here, &there) {
+        Some(copied) => copied,
+        None => moving.copy(volume, &here, &there)?,
     };
-    moving.destroy_source(to)?;
-    let snapshots = received.names.len().saturating_sub(1);
+    moving.end(&copied)?;
+    let (snapshots, stream_bytes) = (copied.guids.len() as u64 - 1, copied.stream_bytes);
+    let (from, to) = (from.display(), to.display());
     if args.at.pool.talk.json {
         let said = json!({
-            "name": name, "from": from.display().to_string(), "to": to.display().to_string(),
-            "snapshots": snapshots, "stream_bytes": received.stream_bytes,
+            "name": name, "from": from.to_string(), "to": to.to_string(),
+            "snapshots": snapshots, "stream_bytes": stream_bytes,
         });
         return print_json(&said, out);
     }
-    let (to, bytes) = (to.display(), rounded(received.stream_bytes));
-    let snapshots = counted(snapshots as u64, "snapshot");
+    let (snapshots, bytes) = (counted(snapshots, "snapshot"), rounded(stream_bytes));
     Ok(writeln!(out, "moved {name} to {to}: {snapshots}, {bytes}")?)
 }
 
 /// Whether two paths name one pool.
 fn is_same(one: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| PathBuf::from(path));
-    match is_remote(one) || is_remote(other) {
-        true => one == other,
-        false => canonical(one) == canonical(other),
+    match is_remote(one) && is_remote(other) {
+        true => {
+            let uri = |path: &Path| path.to_str().and_then(|text| ObjectUri::parse(text).ok());
+            uri(one) == uri(other) && uri(one).is_some()
+        }
+        false => {
+            let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            canonical(one) == canonical(other)
+        }
     }
 }
 
-/// Checks that a volume can be moved. Returns the properties that it stores.
-fn movable(source: &PoolAccess, name: &str) -> Result<BTreeMap<String, String>, Failure> {
-    let all = source.volumes()?;
-    let volume = all.iter().find(|view| view.name == name).ok_or_else(|| {
-        let text = format!("invalid NAME `{name}`: there is no such volume");
-        Failure::new(Code::NoSuchDevice, text)
-    })?;
+fn one_pool(to: &Path) -> Failure {
+    let text = format!("invalid TO `{}`: expected another pool", to.display());
+    Failure::new(Code::Usage, text)
+}
+
+/// The arguments that name the other pool.
+fn target_args(args: &VolumeMoveArgs) -> VolumePoolArgs {
+    VolumePoolArgs {
+        pool: args.to.clone(),
+        degraded: false,
+        take_over: args.take_over_to,
+        talk: args.at.pool.talk.clone(),
+    }
+}
+
+fn open_target(args: &VolumeMoveArgs) -> Result<PoolAccess, Failure> {
+    let make = Make::IfMissing { consent: false, capacity: args.capacity };
+    PoolAccess::find(&target_args(args), make).map_err(|failure| match failure {
+        // This pool has an option of its own.
+        Failure::Said(code, text) => {
+            Failure::Said(code, text.replace("--take-over", "--take-over-to"))
+        }
+        other => other,
+    })
+}
+
+/// The refusal of a volume that is not there. The other pool may have it, of an interrupted move.
+fn missing(args: &VolumeMoveArgs) -> Failure {
+    let (name, from, to) = (&args.at.name, args.at.pool.pool.display(), args.to.display());
+    let there = ReadOnlyAccess::find(&target_args(args)).and_then(|pool| pool.volumes(None));
+    let there = there.unwrap_or_default();
+    let mark = snapshots_of(&there, name).find(|(_, rest)| is_mark(rest));
+    let rest = mark.map_or_else(String::new, |(mark, _)| {
+        format!(
+            "; {to} has all of it: if an interrupted move from {from} has made `{0}`, \
+             `blockyard volume destroy {to} {0}` ends that move",
+            mark.name
+        )
+    });
+    let text = format!("invalid NAME `{name}`: there is no such volume in {from}{rest}");
+    Failure::new(Code::NoSuchDevice, text)
+}
+
+/// The snapshots of a volume, and the part of their names after the `@`.
+fn snapshots_of<'a>(
+    views: &'a [VolumeView],
+    volume: &'a str,
+) -> impl Iterator<Item = (&'a VolumeView, &'a str)> {
+    views.iter().filter_map(move |view| {
+        let rest = view.name.strip_prefix(volume)?.strip_prefix('@')?;
+        Some((view, rest))
+    })
+}
+
+/// Whether the part of a name after the `@` is a mark.
+fn is_mark(rest: &str) -> bool {
+    let digits = rest.strip_prefix(MARK);
+    digits.is_some_and(|it| it.len() == 16 && it.bytes().all(|it| it.is_ascii_hexdigit()))
+}
+
+/// Refuses a volume that cannot be moved.
+fn check_movable(all: &[VolumeView], name: &str) -> Result<(), Failure> {
     let refused = |what: &str, why: &str| {
         Err(Failure::new(Code::Refused, format!("`{what}` cannot be moved: {why}")))
     };
-    let prefix = format!("{name}@");
-    let is_own = |view: &&VolumeView| view.name == name || view.name.starts_with(&prefix);
-    for view in all.iter().filter(is_own) {
+    let volume = all.iter().filter(|view| view.name == name);
+    for view in volume.chain(snapshots_of(all, name).map(|(view, _)| view)) {
         if view.in_use {
             return refused(&view.name, "it is a device; `blockyard remove` the device first");
         }
@@ -107,14 +174,35 @@ fn movable(source: &PoolAccess, name: &str) -> Result<BTreeMap<String, String>, 
             return refused(&view.name, "it has a hold; `volume release` it first");
         }
     }
+    let prefix = format!("{name}@");
     let is_clone =
         |view: &&VolumeView| view.origin.as_ref().is_some_and(|it| it.starts_with(&prefix));
-    if let Some(clone) = all.iter().find(is_clone) {
-        let why = format!("`{}` is a clone of it; `volume promote` the clone first", clone.name);
-        return refused(name, &why);
+    match all.iter().find(is_clone) {
+        None => Ok(()),
+        Some(clone) => {
+            let why =
+                format!("`{}` is a clone of it; `volume promote` the clone first", clone.name);
+            refused(name, &why)
+        }
     }
-    let stored = volume.properties.iter().filter(|it| it.source == PropertySource::Pool);
-    Ok(stored.map(|it| (it.name.clone(), it.value.clone())).collect())
+}
+
+/// A complete copy in the other pool.
+struct CompleteCopy {
+    mark: String,
+    /// The identities of its snapshots, with that of the mark.
+    guids: Vec<String>,
+    /// The length of the stream that made it; 0 if an earlier move has made it.
+    stream_bytes: u64,
+}
+
+impl CompleteCopy {
+    /// The copy that has this name in a pool; `None` if it is not complete, as it has no mark.
+    fn of(there: &[VolumeView], name: &str, mark: &str, stream_bytes: u64) -> Option<CompleteCopy> {
+        snapshots_of(there, name).find(|(view, rest)| *rest == mark && view.guid.is_some())?;
+        let guids = snapshots_of(there, name).filter_map(|(view, _)| view.guid.clone()).collect();
+        Some(CompleteCopy { mark: mark.to_owned(), guids, stream_bytes })
+    }
 }
 
 /// A volume, the pool that has it, and the one that is to get it.
@@ -122,99 +210,260 @@ struct Moving<'a> {
     source: PoolAccess,
     target: PoolAccess,
     name: &'a str,
+    from: &'a Path,
+    to: &'a Path,
+}
+
+fn request(name: impl Into<String>) -> VolumeRequest {
+    VolumeRequest { name: name.into(), ..VolumeRequest::default() }
 }
 
 impl Moving<'_> {
-    fn snapshot(&self) -> String {
-        format!("{}@{SNAPSHOT}", self.name)
+    fn snapshot(&self, mark: &str) -> String {
+        format!("{}@{mark}", self.name)
     }
 
-    fn request(&self, name: &str) -> VolumeRequest {
-        VolumeRequest { name: name.to_owned(), ..VolumeRequest::default() }
+    /// The copy of an earlier move, which was interrupted after its rename.
+    fn copied_before(&self, here: &[VolumeView], there: &[VolumeView]) -> Option<CompleteCopy> {
+        let is_here = |mark: &VolumeView| {
+            snapshots_of(here, self.name).any(|(it, _)| it.guid.is_some() && it.guid == mark.guid)
+        };
+        let mut marks = snapshots_of(there, self.name).filter(|(_, rest)| is_mark(rest));
+        let (_, mark) = marks.find(|(it, _)| is_here(it))?;
+        CompleteCopy::of(there, self.name, mark, 0)
     }
 
-    /// Copies the volume with its snapshots and properties, durably.
-    fn copy(&self, properties: &BTreeMap<String, String>) -> Result<ReceivedView, Failure> {
-        let snapshot = self.snapshot();
-        if self.source.volumes()?.iter().any(|view| view.name == snapshot) {
-            // An interrupted move has left it.
-            self.source.work("destroy", self.request(&snapshot))?;
+    /// Copies the volume. If that fails, both pools are as they were.
+    fn copy(
+        &self,
+        volume: &VolumeView,
+        here: &[VolumeView],
+        there: &[VolumeView],
+    ) -> Result<CompleteCopy, Failure> {
+        if there.iter().any(|view| view.name == self.name) {
+            let text = format!(
+                "invalid NAME `{}`: {} has a volume of this name; rename one of the two",
+                self.name,
+                self.to.display()
+            );
+            return Err(Failure::new(Code::Refused, text));
         }
-        self.source.work("snapshot", self.request(&snapshot))?;
-        let request = VolumeRequest { replicate: true, raw: true, ..self.request(&snapshot) };
-        let mut stream = StreamSource::send(&self.source, request)?;
-        let received = self.receive(&mut stream);
+        // What interrupted moves have left.
+        for (view, mark) in snapshots_of(here, self.name).filter(|(_, rest)| is_mark(rest)) {
+            if there.iter().any(|it| it.name == mark) {
+                let remove = VolumeRequest { recursive: true, ..request(mark) };
+                self.target.work("destroy", remove)?;
+            }
+            self.source.work("destroy", request(&view.name))?;
+        }
+        let random = blockyard_os::fresh_id().map_err(|error| {
+            Failure::new(Code::Failed, format!("cannot draw a random number: {error}"))
+        })?;
+        let mark = format!("{MARK}{:016x}", u128::from_be_bytes(random) as u64);
+        self.copy_as(&mark, volume).inspect_err(|_| self.undo(&mark))
+    }
+
+    fn copy_as(&self, mark: &str, volume: &VolumeView) -> Result<CompleteCopy, Failure> {
+        let snapshot = self.snapshot(mark);
+        self.source.work("snapshot", request(&snapshot))?;
+        self.check_reservation(mark, volume)?;
+        let send = VolumeRequest { replicate: true, raw: true, ..request(&snapshot) };
+        let mut stream = StreamSource::send(&self.source, send)?;
+        let received = self.receive(mark, &mut stream);
         let received = stream.finish(received)?;
-        if !properties.is_empty() {
-            let properties = properties.clone();
-            self.target.work("set", VolumeRequest { properties, ..self.request(self.name) })?;
+        if !received.other_secret.is_empty() {
+            let text = format!(
+                "`{0}` cannot be moved: {1} has its key already, encrypted by another passphrase \
+                 or key, which is the only one that would open it there; `volume send -R -w` to \
+                 {1}, and destroy `{0}` when you have seen that it opens",
+                self.name,
+                self.to.display()
+            );
+            return Err(Failure::new(Code::Refused, text));
         }
-        self.target.work("destroy", self.request(&snapshot))?;
-        Ok(received)
+        let stored = volume.properties.iter().filter(|it| it.source == PropertySource::Pool);
+        let stored = stored.map(|it| (it.name.clone(), it.value.clone()));
+        let set = VolumeRequest { properties: stored.collect(), ..request(mark) };
+        if !set.properties.is_empty() {
+            self.target.work("set", set)?;
+        }
+        let copied = CompleteCopy::of(&self.target.list()?, mark, mark, received.stream_bytes);
+        let copied = copied.ok_or_else(|| {
+            let text = format!("`{mark}@{mark}` in {} is gone", self.to.display());
+            Failure::new(Code::Failed, text)
+        })?;
+        let check = VolumeRequest { dry_run: true, ..self.destruction(&copied) };
+        self.source.work("destroy", check)?;
+        let rename = VolumeRequest { new: Some(self.name.to_owned()), ..request(mark) };
+        self.target.work("rename", rename)?;
+        Ok(copied)
     }
 
-    fn receive(&self, stream: &mut StreamSource) -> Result<ReceivedView, Failure> {
+    /// Checks, before anything is copied, that the other pool has space for the reservation.
+    fn check_reservation(&self, mark: &str, volume: &VolumeView) -> Result<(), Failure> {
+        if volume.reservation_bytes == 0 {
+            return Ok(());
+        }
+        let create = VolumeRequest {
+            size_bytes: Some(volume.size_bytes),
+            volblocksize_bytes: Some(volume.volblocksize_bytes),
+            reservation_bytes: Some(volume.reservation_bytes),
+            ..request(mark)
+        };
+        self.target.work("create", create)?;
+        self.target.work("destroy", request(mark)).map(drop)
+    }
+
+    fn receive(&self, name: &str, stream: &mut StreamSource) -> Result<ReceivedView, Failure> {
         let mut progress = ProgressLine::new("moved");
         let mut tell = |bytes| progress.tell(bytes, None);
-        let name = Some(self.name);
         match &self.target {
             PoolAccess::Here(running) => {
-                let target = ReceiveTarget { name, is_resumable: false };
+                let target = ReceiveTarget { name: Some(name), is_resumable: false };
                 let received = receive_here(running, &target, stream, &mut tell);
                 Ok(received.map_err(refused)?.into())
             }
             PoolAccess::There(client, path) => {
-                Ok(client.receive(&text(path)?, name, false, stream, &mut tell)?)
+                Ok(client.receive(&text(path)?, Some(name), false, stream, &mut tell)?)
             }
         }
     }
 
-    /// Destroys the volume of the first pool, unless it was written since it was copied.
-    fn destroy_source(&self, to: &Path) -> Result<(), Failure> {
-        let destroy = || {
-            // A pool that this process has open has no other writer.
-            if let PoolAccess::There(client, path) = &self.source
-                && has_changed(client, path, self.name, &self.snapshot())?
-            {
-                let text = "it was written meanwhile; destroy the copy, and move it again";
-                return Err(Failure::new(Code::Refused, text));
+    /// Removes what a copy that has failed has made. The mark stays if the copy may be there, so
+    /// that the next move finds it.
+    fn undo(&self, mark: &str) {
+        let snapshot = self.snapshot(mark);
+        let undone = self.target.list().and_then(|there| {
+            if there.iter().any(|it| it.name == snapshot) {
+                let text = format!("{} has all of `{}`", self.to.display(), self.name);
+                return Err(Failure::new(Code::Failed, text));
             }
-            let request = VolumeRequest { recursive: true, ..self.request(self.name) };
-            self.source.work("destroy", request)
+            if there.iter().any(|it| it.name == mark) {
+                let remove = VolumeRequest { recursive: true, ..request(mark) };
+                self.target.work("destroy", remove)?;
+            }
+            if self.source.list()?.iter().any(|it| it.name == snapshot) {
+                self.source.work("destroy", request(&snapshot))?;
+            }
+            Ok(())
+        });
+        if let Err(failure) = undone {
+            eprintln!(
+                "note: `{mark}` in {} or `{snapshot}` in {} is left; the same command goes on \
+                 from there: {}",
+                self.to.display(),
+                self.from.display(),
+                failure.text()
+            );
+        }
+    }
+
+    /// The request that destroys the volume in the first pool, unless the copy lacks something.
+    fn destruction(&self, copied: &CompleteCopy) -> VolumeRequest {
+        VolumeRequest { recursive: true, copied: copied.guids.clone(), ..request(self.name) }
+    }
+
+    /// Ends the move of a volume that the other pool has completely.
+    fn end(&self, copied: &CompleteCopy) -> Result<(), Failure> {
+        self.until_uploaded().map_err(|failure| self.kept(failure))?;
+        self.destroy_source(copied)?;
+        let snapshot = self.snapshot(&copied.mark);
+        if let Err(failure) = self.target.work("destroy", request(&snapshot)) {
+            eprintln!(
+                "note: the snapshot `{snapshot}` of the move is left in {}: {}",
+                self.to.display(),
+                failure.text()
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until the other pool does not depend on a local log: until the object store has what
+    /// the yard has acknowledged up to now.
+    fn until_uploaded(&self) -> Result<(), Failure> {
+        let since = Instant::now();
+        loop {
+            let asked = since.elapsed();
+            let view = self.target.view()?;
+            if view.failed_read_only {
+                let text = format!("{} has failed, and is read-only", self.to.display());
+                return Err(Failure::new(Code::Failed, text));
+            }
+            let Some(upload) = view.upload else { return Ok(()) };
+            // The oldest write that the object store lacks was made after the waiting began.
+            let is_later = Duration::from_millis(upload.lag_ms + 1) <= asked;
+            let is_local = upload.ack == Acknowledge::Local.to_string();
+            if !is_local || upload.lag_batches == 0 || is_later {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    fn destroy_source(&self, copied: &CompleteCopy) -> Result<(), Failure> {
+        let destroy = self.destruction(copied);
+        let error = match &self.source {
+            PoolAccess::Here(_) => {
+                let destroyed = self.source.work("destroy", destroy);
+                return destroyed.map(drop).map_err(|failure| self.kept(failure));
+            }
+            PoolAccess::There(client, path) => {
+                let destroy = VolumeRequest { pool: Some(text(path)?), ..destroy };
+                match client.volume("destroy", &destroy) {
+                    Ok(_) => return Ok(()),
+                    Err(error @ (ClientError::Refused(_) | ClientError::Unsent(_))) => {
+                        return Err(self.kept(error.into()));
+                    }
+                    Err(error) => error,
+                }
+            }
         };
-        destroy().map(drop).map_err(|failure| match failure {
-            Failure::Said(code, why) => {
-                let (name, to) = (self.name, to.display());
-                Failure::new(code, format!("`{name}` was copied to {to}, and is still here: {why}"))
-            }
-            other => other,
-        })
-    }
-
-    /// Removes what a move that has failed has made.
-    fn undo(&self) {
-        let copy = VolumeRequest { recursive: true, ..self.request(self.name) };
-        let parts = [(&self.target, copy), (&self.source, self.request(&self.snapshot()))];
-        for (pool, request) in parts {
-            let name = request.name.clone();
-            let is_there = pool.volumes().is_ok_and(|all| all.iter().any(|view| view.name == name));
-            if is_there && let Err(failure) = pool.work("destroy", request) {
-                eprintln!("note: `{name}` of the interrupted move is left: {}", failure.text());
+        // The yard may have destroyed it, or do so later.
+        match self.source.list() {
+            Ok(here) if here.iter().all(|it| it.name != self.name) => Ok(()),
+            _ => {
+                let failure = Failure::from(error);
+                let (name, from, to) = (self.name, self.from.display(), self.to.display());
+                let text = format!(
+                    "`{name}` was copied to {to}, and it is not known whether it is still in \
+                     {from}: {}; run the command again, and do not destroy the copy",
+                    failure.text()
+                );
+                Err(Failure::new(Code::Failed, text))
             }
         }
+    }
+
+    /// The failure of a move whose volume both pools have.
+    fn kept(&self, failure: Failure) -> Failure {
+        let Failure::Said(code, why) = failure else { return failure };
+        let (name, from, to) = (self.name, self.from.display(), self.to.display());
+        let text = format!(
+            "`{name}` was copied to {to}, and is still in {from}: {why}; the same command ends the \
+             move, after `volume send -I` of what has changed since the copy"
+        );
+        Failure::new(code, text)
     }
 }
 
-/// Whether a volume of a yard's pool differs from a snapshot of it.
-fn has_changed(client: &Client, pool: &Path, name: &str, from: &str) -> Result<bool, Failure> {
-    let failed = |error: String| Failure::new(Code::Failed, format!("diff: {error}"));
-    let (pool, from) = (Some(text(pool)?), Some(from.to_owned()));
-    let request = VolumeRequest { pool, name: name.to_owned(), from, ..VolumeRequest::default() };
-    let mut lines = BufReader::new(client.diff(&request)?).lines();
-    let line = lines.next().ok_or_else(|| failed("the yard has stopped it".to_owned()))?;
-    let line = line.map_err(|error| failed(error.to_string()))?;
-    match serde_json::from_str(&line).map_err(|error| failed(error.to_string()))? {
-        DiffLine::Range(_) => Ok(true),
-        DiffLine::Totals(totals) => Ok(totals.from_size_bytes != totals.to_size_bytes),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_in_object_stores_are_compared_by_bucket_and_prefix() {
+        let is_one = |one: &str, other: &str| is_same(Path::new(one), Path::new(other));
+        assert!(is_one("s3://vol/pool", "s3://vol/pool/"));
+        assert!(!is_one("s3://vol/pool", "s3://vol/pool2"));
+        assert!(!is_one("s3://vol/pool", "/srv/pool"));
+        assert!(is_one("/", "/tmp/.."));
+    }
+
+    #[test]
+    fn only_names_of_moves_are_marks() {
+        assert!(is_mark("blockyard-move-0123456789abcdef"));
+        for name in ["blockyard-move", "blockyard-move-", "blockyard-move-0123456789abcdefg"] {
+            assert!(!is_mark(name), "{name}");
+        }
     }
 }

@@ -45,13 +45,19 @@ impl PoolAccess {
         }
     }
 
-    /// The volumes and snapshots.
-    pub(super) fn volumes(&self) -> Result<Vec<VolumeView>, Failure> {
+    /// The volumes and snapshots, without their space.
+    pub(super) fn list(&self) -> Result<Vec<VolumeView>, Failure> {
         match self {
-            PoolAccess::Here(running) => {
-                Ok(VolumeView::with_space(running, None).map_err(refused)?)
-            }
-            PoolAccess::There(client, path) => Ok(client.space(path, None)?),
+            PoolAccess::Here(running) => Ok(VolumeView::list_detailed(running)),
+            PoolAccess::There(client, path) => Ok(client.volume_details(path)?),
+        }
+    }
+
+    /// The state of the pool.
+    pub(crate) fn view(&self) -> Result<PoolView, Failure> {
+        match self {
+            PoolAccess::Here(running) => PoolView::new(running).map_err(refused),
+            PoolAccess::There(client, path) => view_there(client, path),
         }
     }
 
@@ -108,14 +114,7 @@ impl ReadOnlyAccess {
             ReadOnlyAccess::Here(pool) => {
                 Ok(PoolView::of_status(&pool.path(), pool.status().map_err(refused)?))
             }
-            ReadOnlyAccess::There(client, path) => {
-                let pools = client.pools()?;
-                let gone = || {
-                    let text = format!("{} is not open there any more", path.display());
-                    Failure::new(Code::Failed, text)
-                };
-                pools.into_iter().find(|pool| pool.is_at(path)).ok_or_else(gone)
-            }
+            ReadOnlyAccess::There(client, path) => view_there(client, path),
         }
     }
 
@@ -129,6 +128,15 @@ impl ReadOnlyAccess {
             ReadOnlyAccess::There(client, path) => Ok(client.space(path, name)?),
         }
     }
+}
+
+/// The state of a pool that a yard has open.
+fn view_there(client: &Client, path: &Path) -> Result<PoolView, Failure> {
+    let gone = || {
+        let text = format!("{} is not open there any more", path.display());
+        Failure::new(Code::Failed, text)
+    };
+    client.pools()?.into_iter().find(|pool| pool.is_at(path)).ok_or_else(gone)
 }
 
 /// A path for the control API.
@@ -188,7 +196,17 @@ fn open(args: &VolumePoolArgs, path: PathBuf, make: Make) -> Result<PoolAccess, 
             let (client, path) = held(&args.talk, path, lock_owner)?;
             Ok(PoolAccess::There(client, path))
         }
-        Err(error) => Err(unopened(&args.pool, error)),
+        Err(error) => Err(unopened(&args.pool, with_option(error))),
+    }
+}
+
+/// Names the option in place of the parameter of a URI.
+fn with_option(error: VolumeError) -> VolumeError {
+    match error {
+        VolumeError::Store(StoreError::Invalid { field: "pool_size", value, wanted }) => {
+            VolumeError::Store(StoreError::Invalid { field: "--pool-size", value, wanted })
+        }
+        error => error,
     }
 }
 
