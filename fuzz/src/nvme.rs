@@ -90,6 +90,13 @@ fn sqe(input: &mut Input<'_>) -> Sqe {
         bytes[40..48].copy_from_slice(&first.to_le_bytes());
         let count = input.choose(&[0u32, 1, 15, 255, 256, 511, 0xffff]);
         bytes[48..52].copy_from_slice(&count.to_le_bytes());
+        // Action and Select All of Zone Management Send; filter and Partial Report of Receive.
+        let (low, high) = (input.below(8) as u32, input.below(4) as u32);
+        let detail = match bytes[0] {
+            io_opcode::ZONE_SEND => low | high << 8,
+            _ => low << 8 | high << 16,
+        };
+        bytes[52..56].copy_from_slice(&detail.to_le_bytes());
         bytes[39] = input.choose(&[0x01, 0x5a, 0x5a, 0x20]);
     }
     Sqe::parse(&bytes).expect("it has the length of a command")
@@ -117,7 +124,7 @@ fn command(input: &mut Input<'_>, shape: &NamespaceShape) {
             assert!((1..=256).contains(&count) && (16 * count..=4096).contains(&len));
         }
         IoPlan::Hints { len } => assert!((16..=4096).contains(&len)),
-        IoPlan::ManageAll(action) => assert!(action.all && action.op.is_some()),
+        IoPlan::ManageAll(action) => assert!(action.all),
         IoPlan::Offline { sector } => assert!(shape.block(sector) < shape.blocks),
     }
     let transfer = plan.transfer();

@@ -5,9 +5,11 @@
 //! `fuzz/run`. A finding prints `BOLERO_RANDOM_SEED=...`, which replays it.
 
 use bolero::check;
+#[cfg(not(fuzzing))]
+use bolero::generator::produce;
 
 /// The number of random inputs of one target in `cargo test`.
-const ITERATIONS: usize = 2000;
+const ITERATIONS: usize = 200;
 
 /// The longest input, in bytes.
 const LEN_MAX: usize = 4096;
@@ -17,9 +19,12 @@ macro_rules! target {
         #[test]
         fn $name() {
             let target = check!().with_max_len(LEN_MAX);
+            // By default a random input has at most 64 bytes.
+            #[cfg(not(fuzzing))]
+            let target = target.with_generator(produce::<Vec<u8>>().with().len(0..=LEN_MAX));
             let timed = std::env::var_os("BOLERO_RANDOM_TEST_TIME_MS").is_some();
             let target = if timed { target } else { target.with_iterations(ITERATIONS) };
-            target.for_each(|bytes: &[u8]| $run(bytes));
+            target.for_each(|bytes| $run(bytes));
         }
     };
 }
