@@ -42,7 +42,8 @@ use crate::requests::Requests;
 /// Fewest segments of a pool. A smaller capacity is refused.
 const SEGMENTS_MIN: u64 = 16;
 
-/// Most write batches in flight. A PUT takes milliseconds, so that many groups share them.
+/// Most write batches in flight, of which all but the last are long: the committer begins no other
+/// one while a short one is in flight.
 const DEPTH: usize = 16;
 
 /// The number of a file of this name.
@@ -739,6 +740,11 @@ impl<F: StoreFile> LogWriter<F> for BucketLogWriter {
     fn waker(&self) -> Option<Waker> {
         let journal = Arc::clone(&self.journal);
         Some(Waker::new(move || journal.signal()))
+    }
+
+    /// A PUT takes milliseconds. The local log, if there is one, acknowledges faster.
+    fn waits_for_clients(&self) -> bool {
+        self.journal.settings.local.is_none()
     }
 
     fn begin(

@@ -235,6 +235,12 @@ pub trait LogWriter<F>: fmt::Debug + Send + 'static {
         None
     }
 
+    /// Whether a durable write batch takes so long that the next one waits a moment for the clients
+    /// whose writes were just answered: many of them send their next write at once.
+    fn waits_for_clients(&self) -> bool {
+        false
+    }
+
     /// Closes what belongs to a copy that has left the pool. The owner calls this while it is idle.
     fn renew(&mut self) {}
 
@@ -499,6 +505,13 @@ impl<F: StoreFile, L: LogWriter<F>> LogWriter<F> for CommitWriter<F, L> {
         match self {
             CommitWriter::Group(log_writer) => log_writer.waker(),
             CommitWriter::Tasks(log_writer) => log_writer.waker(),
+        }
+    }
+
+    fn waits_for_clients(&self) -> bool {
+        match self {
+            CommitWriter::Group(log_writer) => log_writer.waits_for_clients(),
+            CommitWriter::Tasks(log_writer) => log_writer.waits_for_clients(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The committer: the thread that takes all waiting records, writes them as one group of the log,
 //! makes it durable if a record requests that, and answers the records.
 //!
-//! It does not wait for more records: those that arrive while a group is in flight form the next
-//! group. Only the committer writes to the log and changes the trees of the maps.
+//! It does not wait for more records, except for the clients of a slow store (`Returning`): those
+//! that arrive while a group is in flight form the next group. Only the committer writes to the log
+//! and changes the trees of the maps.
 //!
 //! The way of a record, and the functions that move it:
 //!
@@ -82,6 +83,13 @@ const SEGMENT_GROUPS: u32 = 2;
 /// Most records in a group: the kernel takes at most 1024 parts in a call.
 const RECORDS_MAX: usize = 1000;
 
+/// A group waits for returning clients for this fraction of the time that the last group took.
+const RETURN_FRACTION: u32 = 10;
+
+/// The longest wait for returning clients. A client in the same data centre answers in less, and a
+/// group that an outage of the store has delayed says nothing about the next one.
+const RETURN_TIME_MAX: Duration = Duration::from_millis(2);
+
 /// How long a write that no client asked to be durable may stay unsynced.
 const SYNC_DELAY_MAX: Duration = Duration::from_secs(1);
 
@@ -102,6 +110,20 @@ pub enum Turn {
     Stopped,
 }
 
+/// Clients that had answers a moment ago and probably send their next records at once.
+///
+/// Without it, the first of them would begin a group of its own on a store that is idle again, and
+/// all others would wait for that: two groups of clients would take turns, and each client would
+/// wait for two writes of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Returning {
+    /// The records of the last group, and those that waited when it completed: what the next group
+    /// has if all clients return.
+    records: usize,
+    /// Until when the next durable group waits for them.
+    until: Instant,
+}
+
 /// The committer of a pool.
 pub struct Committer<D: SegmentStore> {
     pool: Arc<Pool<D>>,
@@ -116,6 +138,8 @@ pub struct Committer<D: SegmentStore> {
     space: SpaceWaiters,
     scan_waiters: ScanWaiters,
     answers: Answers,
+    /// The clients of the last durable group, if the log writer waits for them.
+    returning: Option<Returning>,
     checks: PeriodicChecks,
 }
 
@@ -134,6 +158,7 @@ impl<D: SegmentStore> Committer<D> {
             space: SpaceWaiters::default(),
             scan_waiters: ScanWaiters::default(),
             answers: Answers::default(),
+            returning: None,
             checks: PeriodicChecks::default(),
         }
     }
@@ -196,6 +221,7 @@ impl<D: SegmentStore> Committer<D> {
             }
         } else {
             self.gather();
+            self.wait_for_clients();
         }
         if self.group.records.is_empty() && self.scan_waiters.is_empty() {
             return Turn::Idle;
@@ -211,6 +237,8 @@ impl<D: SegmentStore> Committer<D> {
     /// Finds space for the group and commits it.
     fn execute_group(&mut self) -> Turn {
         let (stop, wants_checkpoint) = (self.group.stop, self.group.checkpoint);
+        let waits = self.group.durable && self.log_writer().waits_for_clients();
+        self.group.began = waits.then(Instant::now);
         match self.find_space() {
             SpaceFound::Found => {}
             SpaceFound::None => {
@@ -287,6 +315,41 @@ impl<D: SegmentStore> Committer<D> {
         }
     }
 
+    /// Before the records of a group that began at `began` are answered: notes whom the next
+    /// durable group waits for.
+    fn expect_clients(&mut self, answered: usize, began: Option<Instant>) {
+        let Some(began) = began else { return };
+        // None of those that are answered now is among those that wait.
+        self.intake.empty_queue();
+        let waiting = self.intake.held().len();
+        let time = (began.elapsed() / RETURN_FRACTION).min(RETURN_TIME_MAX);
+        let most = self.pool.options().group_records.clamp(1, RECORDS_MAX);
+        let records = (answered + waiting).min(most);
+        self.returning = Some(Returning { records, until: Instant::now() + time });
+    }
+
+    /// Waits until the clients of the last durable group have sent their next records, if the group
+    /// is durable and has room, but not for long.
+    fn wait_for_clients(&mut self) {
+        if !self.group.durable {
+            return;
+        }
+        let Some(Returning { records, until }) = self.returning.take() else { return };
+        while self.group.records.len() < records
+            && !self.group.closed
+            && !self.intake.is_single()
+            && self.intake.holds_none()
+        {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let queue = self.intake.queue();
+            queue.completion_queue().event_count().sleep(left, || queue.is_any());
+            self.gather();
+        }
+    }
+
     /// Begins to write the group. Returns the group's status, or `None` if it is in flight now.
     fn commit(&mut self) -> Option<Status> {
         if self.pool.is_latched() {
@@ -331,6 +394,7 @@ impl<D: SegmentStore> Committer<D> {
 
     /// Answers all records of the group and empties it.
     fn answer(&mut self, status: Status) {
+        self.expect_clients(self.group.records.len(), self.group.began);
         self.answers.answer(&self.pool, &mut self.group, status);
         self.answers.wake();
         self.group.clear();
@@ -482,6 +546,8 @@ struct LogBatch {
     changes_catalogue: bool,
     /// No further record may be added.
     closed: bool,
+    /// When it began, if the next group waits for the clients that it answers.
+    began: Option<Instant>,
 }
 
 /// Whether a record may be in a group that starts while another is in flight: its effect must not

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Bytes, Device, DeviceError, Extent, Geometry, Limits, SECTOR_BYTES, Sector};
-use blockyard_store::remote::{RemoteParameters, is_remote};
+use blockyard_store::remote::RemoteParameters;
 use blockyard_store::{
     PoolBacking, SegmentStore, StoreError, StoreKind, StoreLocation as _, no_pool,
 };
@@ -123,9 +123,7 @@ impl Volume {
         };
         let commit = config.commit.unwrap_or(options.commit);
         let store = config.store.unwrap_or(options.store);
-        // A request to an object store takes long: short groups are in flight together, too.
-        let pipeline_bytes = if is_remote(&config.path) { 0 } else { options.pipeline_bytes };
-        let options = Options { map_cache_bytes, commit, store, pipeline_bytes, ..options };
+        let options = Options { map_cache_bytes, commit, store, ..options };
         let places = config.places()?;
         // Check all parameters before a pool is made.
         if !places.has_pool() {

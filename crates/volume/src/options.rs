@@ -22,7 +22,7 @@ pub struct Options {
     /// Most records in the committer's completion queue.
     pub records_max: u32,
     /// Another group is started while one is in flight only if that one has at least this many
-    /// bytes, or the lane takes short groups.
+    /// bytes, or the log writer takes short groups.
     pub pipeline_bytes: u32,
     /// How files are read and written.
     pub store: StoreKind,

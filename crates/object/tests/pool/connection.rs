@@ -40,6 +40,8 @@ pub(crate) struct Plan {
     /// The number of answers to swaps of the manifest that come a minute late.
     pub(crate) slow_swaps: u64,
     pub(crate) hook: Option<(Moment, Hook)>,
+    /// Called before each PUT takes effect. The machine stands still meanwhile.
+    pub(crate) before_puts: Option<Arc<dyn Fn() + Send + Sync>>,
     pub(crate) requests: u64,
 }
 
@@ -72,6 +74,7 @@ impl Connection {
             unwritable: None,
             slow_swaps: 0,
             hook: None,
+            before_puts: None,
             requests: 0,
         };
         Connection { store: Arc::clone(store), plan: Arc::new(Mutex::new(plan)) }
@@ -134,6 +137,12 @@ impl Connection {
                 return Err(Error::AlreadyExists { path: String::new(), source: "409".into() });
             }
             _ => {}
+        }
+        let before_puts = self.plan().before_puts.clone();
+        if let Some(call) = before_puts
+            && is_put
+        {
+            call();
         }
         let result = request.await;
         self.call(Moment::After(number));

@@ -66,7 +66,7 @@ pub(crate) fn local_settings() -> BucketSettings {
     BucketSettings { local: Some(local), ..settings() }
 }
 
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options {
         align: 512,
         segment_bytes: 16 << 10,

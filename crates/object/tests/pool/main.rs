@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_types, clippy::unwrap_used)] // Test code.
 
 mod connection;
+mod grouping;
 mod lease;
 mod local;
 mod local_log;

@@ -239,6 +239,7 @@ impl<D: SegmentStore> Committer<D> {
     pub(super) fn complete_oldest(&mut self) {
         let Some((mut group, status, address)) = self.finish_io() else { return };
         self.publish(&group, status, address);
+        self.expect_clients(group.records.len(), group.began);
         self.answers.answer(&self.pool, &mut group, status);
         self.answers.wake();
         group.clear();

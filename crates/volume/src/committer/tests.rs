@@ -1,8 +1,11 @@
 //! Tests of the committer when other threads interfere, or an operation fails.
 
+use blockyard_store::PoolStore;
+
 use super::round::DEAD_MIN;
 use super::*;
-use crate::handle::{NO_REPLY, Outcome};
+use crate::Compression;
+use crate::handle::{NO_REPLY, Outcome, VolumeHandle};
 use crate::maintenance::LivenessScan;
 use crate::segments::AllocationClass;
 use crate::stepped_pool::{BLOCK, FULL, SteppedPool};
@@ -130,6 +133,73 @@ fn a_full_pool_records_in_a_superblock_what_is_durable() {
     }
     assert_eq!(committer.log.place, place, "the log did not grow");
     assert_eq!(pool.activity().recorded, committer.log.last());
+}
+
+/// A durable write of a block that gets no answer before its group is executed.
+fn send(handle: &mut VolumeHandle<PoolStore>, block: u64) {
+    let write = handle.write(block * BLOCK, 4096, &|_, into| into.fill(3), 0, true);
+    assert_eq!(write, Outcome::Taken);
+}
+
+#[test]
+fn a_durable_group_waits_for_the_clients_that_were_answered_a_moment_ago() {
+    let mut stepped = SteppedPool::new("returning");
+    let SteppedPool { pool, committer, handle, .. } = &mut stepped;
+    let until = Instant::now() + Duration::from_secs(3600);
+    committer.returning = Some(Returning { records: 3, until });
+    send(handle, 0);
+    let queue = Arc::clone(committer.intake.queue().completion_queue());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let live = pool.find("v").unwrap();
+            let mut other = VolumeHandle::open(pool, live, Compression::None, 8).unwrap();
+            for block in 1..3 {
+                while !queue.event_count().is_asleep() {
+                    std::thread::yield_now();
+                }
+                send(&mut other, block);
+            }
+        });
+        committer.gather();
+        committer.wait_for_clients();
+    });
+    assert_eq!((committer.group.records.len(), committer.returning), (3, None));
+}
+
+#[test]
+fn a_group_does_not_wait_for_clients_that_stay_away() {
+    let mut stepped = SteppedPool::new("away");
+    let SteppedPool { committer, handle, .. } = &mut stepped;
+    let late = Some(Returning { records: 3, until: Instant::now() });
+    committer.returning = late;
+    assert_eq!(handle.write(0, 4096, &|_, into| into.fill(3), 0, false), Outcome::Taken);
+    committer.gather();
+    committer.wait_for_clients();
+    assert_eq!((committer.group.records.len(), committer.returning), (1, late), "a plain write");
+    send(handle, 1);
+    committer.gather();
+    committer.wait_for_clients();
+    assert_eq!((committer.group.records.len(), committer.returning), (2, None));
+}
+
+#[test]
+fn a_group_expects_those_that_are_answered_and_those_that_wait() {
+    let mut stepped = SteppedPool::new("expected");
+    let SteppedPool { committer, handle, .. } = &mut stepped;
+    (0..2).for_each(|block| send(handle, block));
+    let began = Instant::now();
+    committer.expect_clients(3, Some(began));
+    let Some(Returning { records, until }) = committer.returning else { panic!("none") };
+    assert!(until <= Instant::now() + RETURN_TIME_MAX);
+    assert_eq!(records, 5);
+    committer.gather();
+    assert_eq!(committer.group.records.len(), 2, "the records that wait are not lost");
+    // A store that answers fast: no group waits.
+    committer.returning = None;
+    committer.expect_clients(3, None);
+    assert_eq!(committer.returning, None);
+    while committer.turn() == Turn::Worked {}
+    assert_eq!(committer.returning, None);
 }
 
 /// A client that sends each durable write after the answer to the last one causes no other writes
