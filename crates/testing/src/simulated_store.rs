@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_store::log_writer::Ended;
 use blockyard_store::{
-    BlockingReads, Durability, EventFd, LogWriter, Pin, SegmentFiles, SegmentStore, StoreFile,
-    StoreLocation, WriteBatch,
+    BlockingReads, Durability, EventFd, LeaseTerm, LogWriter, Pin, SegmentFiles, SegmentStore,
+    StoreFile, StoreLocation, WriteBatch,
 };
 
 use crate::directory::{self, SECTOR, SimulatedDirectory};
@@ -173,13 +173,15 @@ pub struct SimulatedStore {
     faults: Faults,
     depth: usize,
     reports_to_one: bool,
+    term: Option<Arc<LeaseTerm>>,
 }
 
 impl SimulatedStore {
-    /// A store without faults, with one log batch in flight.
+    /// A store without faults and without a lease, with one log batch in flight.
     pub fn new(directory: &SimulatedDirectory) -> SimulatedStore {
         let (directory, faults) = (directory.clone(), Faults::default());
-        SimulatedStore { directory, prefix: "", faults, depth: 1, reports_to_one: false }
+        let (prefix, depth, reports_to_one, term) = ("", 1, false, None);
+        SimulatedStore { directory, prefix, faults, depth, reports_to_one, term }
     }
 
     /// Sets a prefix of all names in the directory.
@@ -190,6 +192,11 @@ impl SimulatedStore {
     /// Sets the most log batches in flight.
     pub fn with_depth(self, depth: usize) -> SimulatedStore {
         SimulatedStore { depth, ..self }
+    }
+
+    /// Gives the pool a lease, which the test renews.
+    pub fn with_lease(self, term: &Arc<LeaseTerm>) -> SimulatedStore {
+        SimulatedStore { term: Some(Arc::clone(term)), ..self }
     }
 
     /// Makes only one of several concurrent syncs of a file report an error.
@@ -357,6 +364,10 @@ impl SegmentStore for SimulatedStore {
 
     fn reads(&self, _: Option<&EventFd>) -> BlockingReads {
         BlockingReads::default()
+    }
+
+    fn lease_term(&self) -> Option<Arc<LeaseTerm>> {
+        self.term.clone()
     }
 }
 

@@ -370,21 +370,21 @@ impl<D: SegmentStore> DeviceQueue for VolumeQueue<D> {
         if self.settings.unchanged().is_none() {
             self.adopt();
         }
-        match self.term.as_ref().map_or(Serving::Yes, |term| term.serving()) {
-            Serving::Yes => {}
-            Serving::Held => {
-                self.limited = Some(Nanos(now.0 + LIMIT_CHECK_NS));
-                return self.plan(now);
-            }
-            Serving::Refused => {
-                while let Some(started) = batch.next() {
-                    done.complete(started, Status::IoErr);
-                }
-                return self.plan(now);
-            }
-        }
         self.handle.hold();
         while let Some(started) = batch.next() {
+            // Checked for each request: the one before may have waited for the storage.
+            match self.term.as_ref().map_or(Serving::Yes, |term| term.serving()) {
+                Serving::Yes => {}
+                Serving::Held => {
+                    self.limited = Some(Nanos(now.0 + LIMIT_CHECK_NS));
+                    batch.requeue(started);
+                    break;
+                }
+                Serving::Refused => {
+                    done.complete(started, Status::IoErr);
+                    continue;
+                }
+            }
             let bytes = limited_bytes(&started);
             if let Some(bytes) = bytes
                 && let Err(at) = self.rates.take(now.0, bytes)

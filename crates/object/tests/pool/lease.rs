@@ -7,6 +7,7 @@ use std::time::Duration;
 use blockyard_object::{
     BucketError, BucketSettings, BucketStore, LocalAcknowledgement, ObjectClient, Opening, Retries,
 };
+use blockyard_store::lease::boot_ns;
 use blockyard_store::{Serving, StoreLocation as _};
 use blockyard_volume_format::object::{LEASE, ObjectHeader, ObjectKind};
 use object_store::memory::InMemory;
@@ -305,6 +306,27 @@ fn an_opener_on_a_slow_store_renews_over_an_existing_lease_and_after_an_outage()
         place.pass(2 * LENGTH);
         assert_eq!((place.serving(), place.failure()), (Serving::Yes, None));
     }
+}
+
+/// The time of a version is taken before it is sent. So a version that the object store confirms
+/// after its end lets the opener serve no longer.
+#[test]
+fn a_version_that_is_confirmed_after_its_end_is_no_reason_to_serve() {
+    const SHORT: Duration = Duration::from_millis(300);
+    let store = formatted();
+    let place = Place::open(&store, Some(SHORT));
+    let (_, renewals) = lease(&store);
+    let wait = || {
+        let until_ns = boot_ns() + SHORT.as_nanos() as u64;
+        while boot_ns() < until_ns {
+            std::thread::yield_now();
+        }
+    };
+    let next = place.connection.plan().requests + 1;
+    place.connection.plan().hook = Some((Moment::Before(next), Box::new(wait)));
+    place.pass(SHORT / 2);
+    assert_eq!(lease(&store).1, renewals + 1);
+    assert_eq!(place.serving(), Serving::Held);
 }
 
 /// The bug: the opening succeeded, and each request waited permanently.

@@ -12,6 +12,7 @@ mod directory;
 mod disk;
 mod encrypted;
 mod full;
+mod lease;
 mod limits;
 mod losses;
 mod mirror;
