@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) is_off: Option<Box<dyn Fn() -> bool + Send>>,
     /// How long each request takes, in addition to what `random` draws.
     pub(crate) delay: Duration,
+    /// Whether threads of other machines may run before each request.
+    pub(crate) yields: bool,
     /// Writes of this object get no answer and take no effect.
     pub(crate) unwritable: Option<&'static str>,
     /// The number of answers to swaps of the manifest that come a minute late.
@@ -71,6 +73,7 @@ impl Connection {
             cut_after: u64::MAX,
             is_off: None,
             delay: Duration::ZERO,
+            yields: false,
             unwritable: None,
             slow_swaps: 0,
             hook: None,
@@ -126,6 +129,9 @@ impl Connection {
 
     async fn send<T>(&self, request: impl Future<Output = Result<T>>, is_put: bool) -> Result<T> {
         let (number, is_cut, fault, [before, after]) = self.draw();
+        if self.plan().yields {
+            std::thread::yield_now();
+        }
         pass(before).await;
         self.call(Moment::Before(number));
         if is_cut {

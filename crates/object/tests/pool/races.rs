@@ -1,12 +1,15 @@
 //! Openers that race: at most one machine has its writes acknowledged.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
+use blockyard_object::BucketError;
+use blockyard_store::{SegmentFiles as _, StoreError, StoreFile as _};
 use object_store::memory::InMemory;
 
 use crate::connection::{Connection, Moment};
 use crate::machine::{BLOCKS, Blocks, History, Machine, Step, formatted, open_store};
 use crate::recovery::rounds;
+use crate::storage::{make_superblock, open_alone, open_read_only};
 
 /// The workload of the first machine: it fills batches, compacts, and discards.
 fn workload(machine: &mut Machine) {
@@ -134,31 +137,86 @@ fn an_opener_that_dies_loses_nothing() {
     }
 }
 
+/// Openers at once.
+const OPENERS: usize = 32;
+
+/// Runs a function for each opener, each on a thread of its own, all at once.
+fn at_once<T: Send + 'static>(run: impl Fn() -> T + Clone + Send + 'static) -> Vec<T> {
+    let start = Arc::new(Barrier::new(OPENERS));
+    let threads: Vec<_> = (0..OPENERS)
+        .map(|_| {
+            let (run, start) = (run.clone(), Arc::clone(&start));
+            std::thread::spawn(move || {
+                start.wait();
+                run()
+            })
+        })
+        .collect();
+    threads.into_iter().map(|it| it.join().unwrap()).collect()
+}
+
 #[test]
 fn of_many_openers_at_once_the_losers_are_told_so() {
-    for _ in 0..rounds(3) {
+    let mut refused = 0;
+    for _ in 0..rounds(20) {
         let store = formatted();
-        let openers: Vec<_> = (0..32)
-            .map(|_| {
-                let connection = Connection::new(&store);
-                std::thread::spawn(move || open_store(&connection, None))
-            })
-            .collect();
-        let opened: Vec<_> = openers.into_iter().map(|it| it.join().unwrap()).collect();
+        let shared = Arc::clone(&store);
+        let opened = at_once(move || {
+            let connection = Connection::new(&shared);
+            connection.plan().yields = true;
+            open_store(&connection, None)
+        });
         let mut epochs: Vec<u64> = opened.iter().flatten().map(|store| store.epoch()).collect();
         let newest = epochs.iter().copied().max().unwrap();
         epochs.sort_unstable();
         assert!(epochs.is_sorted_by(|one, next| one < next), "an epoch has two owners: {epochs:?}");
         for error in opened.iter().filter_map(|store| store.as_ref().err()) {
             assert!(error.to_string().contains("another process has just opened"), "{error}");
+            refused += 1;
         }
         // Only the newest may write.
         for store in opened.into_iter().flatten() {
-            use blockyard_store::{SegmentFiles as _, StoreFile as _};
             let is_newest = store.epoch() == newest;
             let file = store.open("superblock").unwrap().unwrap();
-            let written = file.write_at(0, &[&[0; 512]]).and_then(|()| file.sync());
-            assert_eq!(written.is_ok(), is_newest, "{written:?}");
+            match file.write_at(0, &[&[0; 512]]).and_then(|()| file.sync()) {
+                Ok(()) => assert!(is_newest, "{} of {newest}", store.epoch()),
+                Err(error) => {
+                    let expected = "another opener has taken over the pool: ";
+                    assert!(!is_newest && error.to_string().starts_with(expected), "{error}");
+                }
+            }
         }
+    }
+    assert!(refused > 0, "no two openers wanted the same epoch");
+}
+
+/// Until the superblock is there, an opener takes a pool for the remains of an interrupted creation.
+/// So several can make it one after the other, and one of them makes its superblock durable.
+#[test]
+fn of_many_makers_at_once_one_makes_the_pool() {
+    for _ in 0..rounds(2) {
+        let store = Arc::new(InMemory::new());
+        let shared = Arc::clone(&store);
+        let made = at_once(move || {
+            let pool = open_alone(&Connection::new(&shared), 64 << 20)?;
+            make_superblock(&pool).map(|()| pool.epoch()).map_err(|source| {
+                let doing = "cannot make the superblock".to_owned();
+                BucketError::Store(StoreError::Io { doing, source })
+            })
+        });
+        let errors = made.iter().filter_map(|made| made.as_ref().err());
+        for error in errors {
+            let text = error.to_string();
+            let expected = [
+                "another process has just opened the pool",
+                "another process has just made a pool in `pool`",
+                "another process may have the pool in `pool` open",
+                "another opener has taken over the pool: ",
+            ];
+            assert!(expected.iter().any(|it| text.contains(it)), "{text}");
+        }
+        let winners: Vec<u64> = made.into_iter().flatten().collect();
+        assert_eq!(winners.len(), 1, "{winners:?}");
+        assert!(open_read_only(&store).is_ok());
     }
 }

@@ -287,7 +287,10 @@ fn a_path_without_a_pool_is_named_and_nothing_is_made() {
 }
 
 /// Opens a pool that no other process may have open, or makes one.
-fn open_alone(connection: &Connection, capacity_bytes: u64) -> Result<BucketStore, BucketError> {
+pub(crate) fn open_alone(
+    connection: &Connection,
+    capacity_bytes: u64,
+) -> Result<BucketStore, BucketError> {
     let capacity_bytes = Some(capacity_bytes);
     let request = Opening { capacity_bytes, ..Opening::default() };
     BucketStore::open(client(connection), settings(), request, &runtime())
