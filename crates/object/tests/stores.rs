@@ -1,20 +1,26 @@
-//! The client and the preflight with stores that others wrote, MinIO and versitygw, directly and
-//! through a proxy that breaks connections; boto3 says what is there.
+//! The client, the preflight and openers that race, with stores that others wrote, MinIO and
+//! versitygw, directly and through a proxy that breaks connections; boto3 says what is there.
 //!
 //! `make object-stores` builds the stores and runs this.
 //! `BLOCKYARD_TEST_SKIP=object-stores` skips it, as `make test` does.
 #![allow(clippy::unwrap_used)] // All of this is test code; clippy knows only whole test functions.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use blockyard_object::preflight::preflight;
-use blockyard_object::{Access, Created, ObjectClient, ObjectUri, Retries, Swapped};
+use blockyard_object::{
+    Access, BucketError, BucketSettings, BucketStore, Created, ObjectClient, ObjectUri, Opening,
+    Retries, Swapped,
+};
+use blockyard_store::{SegmentFiles as _, StoreFile as _};
 use blockyard_testing::http_proxy::{HttpProxy, ProxyAction};
 use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
 use blockyard_testing::s3_witness::S3Witness;
 use blockyard_testing::seed::Seed;
 use blockyard_testing::temp_dir::TempDir;
+use blockyard_volume_format::object::manifest::Manifest;
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
 use tokio::runtime::Runtime;
@@ -277,6 +283,92 @@ fn outages(program: S3Program) {
     assert_eq!(witness.get("pool/c").unwrap(), b"after");
 }
 
+/// Openers of a pool at once.
+const OPENERS: usize = 32;
+
+/// Rounds of the race of openers; `BLOCKYARD_RACE_ROUNDS` sets another number.
+fn race_rounds() -> usize {
+    std::env::var("BLOCKYARD_RACE_ROUNDS").map_or(2, |rounds| rounds.parse().unwrap())
+}
+
+/// Opens the pool by a client and a runtime of its own, as a machine does.
+fn open_pool(
+    endpoint: &str,
+    capacity_bytes: Option<u64>,
+) -> Result<(BucketStore, Arc<Runtime>), BucketError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = Arc::new(runtime);
+    let uri = ObjectUri::parse(&format!("s3://{BUCKET}/pool")).unwrap();
+    let access = Access::to_endpoint(endpoint, KEY_ID, SECRET_KEY).unwrap();
+    let client = Arc::new(ObjectClient::connect(&uri, &access, Retries::default()).unwrap());
+    let request = Opening { capacity_bytes, take_over: true, ..Opening::default() };
+    let pool = BucketStore::open(client, BucketSettings::default(), request, &runtime)?;
+    Ok((pool, runtime))
+}
+
+/// Writes to the superblock, and syncs it.
+fn write(pool: &BucketStore) -> std::io::Result<()> {
+    let file = pool.open("superblock")?.expect("the pool has a superblock");
+    file.write_at(0, &[&[7; 512]])?;
+    file.sync()
+}
+
+/// 32 openers want the pool at once. The one with the newest epoch has it, and each of the others
+/// is told so: some when they open it, and some when they write.
+fn openers_race(program: S3Program) {
+    let Some(mut it) = Fixture::start(program, "openers") else { return };
+    let endpoint = it.server.endpoint();
+    {
+        let (pool, _runtime) = open_pool(&endpoint, Some(1 << 30)).unwrap();
+        pool.create("new", 512).unwrap();
+        pool.rename("new", "superblock").unwrap();
+        pool.sync_names().unwrap();
+    }
+    let (mut refused, mut fenced) = (0, 0);
+    for round in 0..race_rounds() {
+        let [start, all_open] = [(); 2].map(|()| Arc::new(Barrier::new(OPENERS)));
+        let openers: Vec<_> = (0..OPENERS)
+            .map(|_| {
+                let (start, all_open) = (Arc::clone(&start), Arc::clone(&all_open));
+                let endpoint = endpoint.clone();
+                std::thread::spawn(move || {
+                    start.wait();
+                    let opened = open_pool(&endpoint, None);
+                    all_open.wait();
+                    let written = opened.as_ref().ok().map(|(pool, _)| (pool.epoch(), write(pool)));
+                    (opened.err().map(|error| error.to_string()), written)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = openers.into_iter().map(|it| it.join().unwrap()).collect();
+        let newest = Manifest::parse(&it.witness.get("pool/manifest").unwrap()).unwrap().epoch;
+        let mut winners = 0;
+        for (error, written) in ended {
+            match (error, written) {
+                (Some(error), _) => {
+                    let expected = "another process has just opened the pool";
+                    assert!(error.starts_with(expected), "round {round}: {error}");
+                    refused += 1;
+                }
+                (None, Some((epoch, Ok(())))) => {
+                    assert_eq!(epoch, newest, "round {round}");
+                    winners += 1;
+                }
+                (None, Some((epoch, Err(error)))) => {
+                    let error = error.to_string();
+                    let expected = "another opener has taken over the pool: ";
+                    assert!(error.starts_with(expected), "round {round}: {error}");
+                    assert!(epoch < newest, "round {round}: the newest opener was refused");
+                    fenced += 1;
+                }
+                (None, None) => unreachable!("an opener has an error or a pool"),
+            }
+        }
+        assert_eq!(winners, 1, "round {round}");
+    }
+    eprintln!("{}: {refused} openers were refused, {fenced} when they wrote", program.name());
+}
+
 macro_rules! for_each_store {
     ($($test:ident)*) => {
         mod minio {
@@ -288,4 +380,4 @@ macro_rules! for_each_store {
     };
 }
 
-for_each_store! { primitives passes_the_preflight races_with_faults outages }
+for_each_store! { primitives passes_the_preflight races_with_faults openers_race outages }
