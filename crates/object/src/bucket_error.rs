@@ -30,6 +30,17 @@ pub enum BucketError {
         /// The place that was named.
         place: String,
     },
+    /// The place has objects of a pool, and no manifest.
+    #[error(
+        "cannot make a pool in `{place}`: it has `{name}`, and no manifest; restore the object \
+         `manifest`, or name a place without objects"
+    )]
+    NoManifest {
+        /// The place of the pool.
+        place: String,
+        /// An object that is there.
+        name: String,
+    },
     /// Another process may have the pool open, and it is not to be taken over.
     #[error("another process may have the pool in `{place}` open, and would lose it")]
     MayBeOpen {
@@ -47,6 +58,14 @@ pub enum BucketError {
     Missing {
         /// The name of the object below the prefix of the pool.
         name: String,
+    },
+    /// An object is damaged.
+    #[error("`{name}` is damaged in the object store: {why}; restore the object")]
+    Damaged {
+        /// The name of the object below the prefix of the pool.
+        name: String,
+        /// What is wrong with its bytes.
+        why: FormatError,
     },
     /// An object belongs to another pool, or in another place.
     #[error("`{name}` belongs to another pool or is in the place of another object; restore it")]
@@ -101,12 +120,22 @@ pub enum BucketError {
     /// The runtime of the requests was stopped.
     #[error("the requests to the object store were stopped")]
     Stopped,
-    /// An object is damaged, or of a newer version.
+    /// An object is of a newer version.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// The cache cannot be used, or the pool's place is not valid.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl BucketError {
+    /// The error for an object that cannot be parsed.
+    pub(crate) fn of_object(name: &str) -> impl FnOnce(FormatError) -> BucketError + '_ {
+        move |why| match why.is_of_newer() {
+            true => BucketError::Format(why),
+            false => BucketError::Damaged { name: name.to_owned(), why },
+        }
+    }
 }
 
 /// The message of a writer that a later opener has fenced: `other` is the object that it found

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::ObjectError;
 use crate::bucket_error::{BucketError, taken_over};
 use crate::client::{Created, Object, ObjectClient, Swapped};
 
@@ -41,7 +42,11 @@ fn millis(time: Duration) -> u64 {
 
 /// Reads the object; not all of it, if another program has put a long one there.
 async fn get(client: &ObjectClient) -> Result<Option<Object>, BucketError> {
-    Ok(client.get(LEASE, Some(0..LEASE_BYTES as u64 + 1)).await?)
+    match client.get(LEASE, Some(0..LEASE_BYTES as u64 + 1)).await {
+        // A store refuses to read a part of an empty object.
+        Err(ObjectError::Refused { .. }) => Ok(client.get(LEASE, None).await?),
+        part => Ok(part?),
+    }
 }
 
 /// The lease of the pool with this mark; `None` if no opener keeps one.
@@ -50,7 +55,8 @@ async fn get(client: &ObjectClient) -> Result<Option<Object>, BucketError> {
 /// If the object is of another pool, or is no lease.
 pub(crate) async fn read(client: &ObjectClient, pool: u64) -> Result<Option<Lease>, BucketError> {
     let Some(found) = get(client).await? else { return Ok(None) };
-    let (header, length_ms) = ObjectHeader::parse_lease(&found.bytes)?;
+    let parsed = ObjectHeader::parse_lease(&found.bytes);
+    let (header, length_ms) = parsed.map_err(BucketError::of_object(LEASE))?;
     if header.pool != pool {
         return Err(BucketError::Foreign { name: LEASE.to_owned() });
     }
@@ -74,7 +80,8 @@ pub(crate) async fn claim(
     standby: [u8; 16],
 ) -> Result<bool, BucketError> {
     let Some(found) = get(client).await? else { return Ok(false) };
-    let (header, length_ms) = ObjectHeader::parse_lease(&found.bytes)?;
+    let parsed = ObjectHeader::parse_lease(&found.bytes);
+    let (header, length_ms) = parsed.map_err(BucketError::of_object(LEASE))?;
     let is_seen = (header.pool, header.writer) == (pool, seen.opener)
         && (header.epoch, header.number) == (seen.epoch, seen.renewals);
     if !is_seen {

@@ -93,6 +93,10 @@ fn shown(value: &Option<String>) -> String {
     value.as_ref().map(|value| format!(" `{value}`")).unwrap_or_default()
 }
 
+/// Most uploads of batches at once that any program may use. A recovery concludes from a batch that
+/// the one this many numbers before it was acknowledged.
+const UPLOADS_MAX: usize = 16;
+
 /// Limits of a pool in an object store.
 #[derive(Clone, Copy, Debug)]
 pub struct BucketSettings {
@@ -100,7 +104,7 @@ pub struct BucketSettings {
     pub segment_bytes: u32,
     /// A batch ends without a sync after this many bytes.
     pub batch_bytes: usize,
-    /// Most uploads of batches in flight.
+    /// Most uploads of batches in flight, 16 at most.
     pub uploads_max: usize,
     /// Batches of this length stay as they are; shorter ones are copied into segments.
     pub keep_bytes: usize,
@@ -154,7 +158,7 @@ impl Default for BucketSettings {
         BucketSettings {
             segment_bytes: 16 << 20,
             batch_bytes: 4 << 20,
-            uploads_max: 16,
+            uploads_max: UPLOADS_MAX,
             keep_bytes: 1 << 20,
             memory_bytes: 128 << 20,
             compact_bytes: 32 << 20,

@@ -456,7 +456,8 @@ impl Left<'_> {
         bytes: &[u8],
         writer: Option<WriterId>,
     ) -> Result<ObjectFound, BucketError> {
-        let (header, _) = ObjectHeader::parse(bytes)?;
+        let name = ObjectId::batch(self.place.epoch, number).to_string();
+        let (header, _) = ObjectHeader::parse(bytes).map_err(BucketError::of_object(&name))?;
         let is_ours = header.pool == self.place.manifest.mark()
             && (header.epoch, header.number) == (self.place.epoch, number);
         match header.kind {
@@ -465,9 +466,7 @@ impl Left<'_> {
             }
             ObjectKind::Batch if is_ours => Ok(ObjectFound::Batch),
             ObjectKind::Seal if is_ours => Ok(ObjectFound::Seal),
-            _ => Err(BucketError::Foreign {
-                name: ObjectId::batch(self.place.epoch, number).to_string(),
-            }),
+            _ => Err(BucketError::Foreign { name }),
         }
     }
 

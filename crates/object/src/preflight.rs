@@ -34,6 +34,9 @@ const SWAPS_MAX: usize = 50 * COUNTERS * INCREMENTS;
 /// Objects that are listed.
 const LISTED: usize = 20;
 
+/// Where the objects of the checks are.
+pub(crate) const FOLDER: &str = "preflight/";
+
 /// What one check found out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
@@ -91,7 +94,7 @@ pub async fn preflight(client: &ObjectClient) -> Result<PreflightReport, ObjectE
         doing: "check the store".to_owned(),
         why: error.to_string(),
     })?;
-    let folder = format!("preflight/{:032x}", u128::from_le_bytes(id));
+    let folder = format!("{FOLDER}{:032x}", u128::from_le_bytes(id));
     let before = client.requests();
     let checks = checks(client, &folder).await;
     let cleaned = clean(client, &folder).await;

@@ -19,7 +19,7 @@ use blockyard_store::{
     EventFd, Layout, LeaseTerm, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
     SegmentStore as _, StoreError, StoreFile as _, StoreLocation,
 };
-use blockyard_volume_format::superblock;
+use blockyard_volume_format::{FormatError, superblock};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::bucket_error::BucketError;
@@ -104,6 +104,9 @@ fn refused(path: &str, error: BucketError) -> StoreError {
     match error {
         BucketError::Store(error) => error,
         BucketError::Format(error) => error.into(),
+        BucketError::Damaged { .. } | BucketError::Missing { .. } | BucketError::Foreign { .. } => {
+            FormatError::Segment { path: path.to_owned(), what: error.to_string() }.into()
+        }
         BucketError::Request(ObjectError::Invalid { field, value, wanted }) => {
             StoreError::Invalid { field, value: value.unwrap_or_default(), wanted }
         }

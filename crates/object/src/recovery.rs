@@ -24,15 +24,18 @@ use blockyard_volume_format::object::batch::{Batch, LaterBatches};
 use blockyard_volume_format::object::manifest::{LogMark, Manifest, REPLAYS_MAX, Replay};
 use blockyard_volume_format::object::{MANIFEST, ObjectHeader, ObjectId, ObjectKind, table};
 use bytes::Bytes;
+use tokio::task::JoinHandle;
 
 use crate::bucket_error::BucketError;
-use crate::client::{Created, ObjectClient, Swapped};
+use crate::client::{Created, Object, ObjectClient, Swapped};
 use crate::image::PoolImage;
 use crate::journal::{State, apply_all, now_ms};
 use crate::local_log;
+use crate::{ObjectError, UPLOADS_MAX};
 
-/// Batches and parts of the table that are read at once.
-const AHEAD: usize = 16;
+/// Batches and parts of the table that are read at once: a batch, and those after it that say
+/// whether it was there ([`says_that_it_was_there`]).
+const AHEAD: usize = UPLOADS_MAX + 1;
 
 /// How often a reader begins, while the writer removes what the reader needs.
 const LOOKS_MAX: usize = 10;
@@ -42,9 +45,13 @@ pub(crate) async fn manifest(
     client: &ObjectClient,
 ) -> Result<Option<(Manifest, String)>, BucketError> {
     match client.get(MANIFEST, None).await? {
-        Some(found) => Ok(Some((Manifest::parse(&found.bytes)?, found.etag))),
+        Some(found) => Ok(Some((parse_manifest(&found.bytes)?, found.etag))),
         None => Ok(None),
     }
+}
+
+fn parse_manifest(bytes: &[u8]) -> Result<Manifest, BucketError> {
+    Manifest::parse(bytes).map_err(BucketError::of_object(MANIFEST))
 }
 
 /// Makes the manifest of an empty pool, unless there is one meanwhile. Returns the one that is
@@ -70,7 +77,7 @@ pub(crate) async fn make(
     };
     match client.create(MANIFEST, &new.print().into()).await? {
         Created::New { etag } => Ok((new, etag)),
-        Created::Taken(other) => Ok((Manifest::parse(&other.bytes)?, other.etag)),
+        Created::Taken(other) => Ok((parse_manifest(&other.bytes)?, other.etag)),
     }
 }
 
@@ -115,10 +122,11 @@ pub(crate) async fn seal_if_empty(
     for EpochEnd { epoch, number, .. } in ends.iter().filter(|end| !end.is_sealed) {
         let header = ObjectHeader { writer, epoch: *epoch, number: *number, ..state.header };
         let name = ObjectId::batch(*epoch, *number).to_string();
-        if let Created::Taken(other) = client.create(&name, &header.seal().into()).await?
-            && ObjectHeader::parse(&other.bytes)?.0.kind != ObjectKind::Seal
-        {
-            return Ok(false);
+        if let Created::Taken(other) = client.create(&name, &header.seal().into()).await? {
+            let parsed = ObjectHeader::parse(&other.bytes);
+            if parsed.map_err(BucketError::of_object(&name))?.0.kind != ObjectKind::Seal {
+                return Ok(false);
+            }
         }
     }
     Ok(true)
@@ -215,7 +223,7 @@ pub(crate) async fn take_epoch(
         };
         let name = MANIFEST.to_owned();
         let other = other.ok_or(BucketError::Missing { name: name.clone() })?;
-        (old, e_tag) = (Manifest::parse(&other.bytes)?, other.etag);
+        (old, e_tag) = (parse_manifest(&other.bytes)?, other.etag);
         if old.id != id {
             return Err(BucketError::Foreign { name });
         }
@@ -343,7 +351,8 @@ async fn table(client: &Arc<ObjectClient>, manifest: &Manifest) -> Result<PoolIm
                 let name = object.to_string();
                 let got = got?;
                 let got = got.ok_or(BucketError::Missing { name: name.clone() })?;
-                let (header, number, part) = table::parse(&got.bytes)?;
+                let parsed = table::parse(&got.bytes).map_err(BucketError::of_object(&name));
+                let (header, number, part) = parsed?;
                 let is_ours = header.pool == manifest.mark()
                     && (header.epoch, header.number) == (object.epoch, object.number);
                 if !is_ours || number as usize != index || part.len() != count {
@@ -366,7 +375,7 @@ async fn replay_epoch(
     seal: Option<ObjectHeader>,
     keep_bytes: usize,
 ) -> Result<EpochEnd, BucketError> {
-    let (epoch, mut reads) = (replay.epoch, VecDeque::new());
+    let (epoch, mut reads) = (replay.epoch, BatchReads::new());
     let (mut number, mut next) = (replay.first, replay.first);
     let mut last_ms = 0;
     let is_sealed = loop {
@@ -382,6 +391,14 @@ async fn replay_epoch(
         let read = reads.pop_front().ok_or(BucketError::Stopped)?;
         let read = read.await.map_err(|_| BucketError::Stopped)?;
         let mut found = read?.map(|got| got.bytes);
+        if found.is_none() && says_that_it_was_there(&mut reads).await? {
+            // It may have been created after it was read.
+            found = client.get(&name, None).await?.map(|got| got.bytes);
+            if found.is_none() {
+                return Err(BucketError::Missing { name });
+            }
+            next = number + 1;
+        }
         if found.is_none()
             && let Some(header) = seal
         {
@@ -405,6 +422,33 @@ async fn replay_epoch(
     Ok(EpochEnd { epoch, number, is_sealed, ended_ms: last_ms })
 }
 
+/// Reads of consecutive batches.
+type BatchReads = VecDeque<JoinHandle<Result<Option<Object>, ObjectError>>>;
+
+/// Whether the objects after a missing batch say that the object store had it: then it was removed
+/// or lost, and the epoch does not end there. Takes the reads of these objects out.
+///
+/// - A writer creates a batch only after the one [`UPLOADS_MAX`] before it was acknowledged.
+/// - A seal is created in the place of the first batch that is not there. The last batch that an
+///   opener uploads from a local log is created after all before it.
+///
+/// Without such an object the batch may never have been there, and none after it was acknowledged;
+/// or one of the last batches of the epoch is lost, which nothing tells.
+async fn says_that_it_was_there(reads: &mut BatchReads) -> Result<bool, BucketError> {
+    let mut was_there = false;
+    for (distance, read) in (1..).zip(std::mem::take(reads)) {
+        let Some(found) = read.await.map_err(|_| BucketError::Stopped)?? else { continue };
+        let is_seal = matches!(
+            ObjectHeader::parse(&found.bytes),
+            Ok((header, _)) if header.kind == ObjectKind::Seal
+        );
+        let is_last =
+            Batch::parse(&found.bytes).is_ok_and(|batch| batch.later == LaterBatches::Ignored);
+        was_there |= distance >= UPLOADS_MAX || is_seal || is_last;
+    }
+    Ok(was_there)
+}
+
 /// Replays a batch, and returns it; `None` for a seal.
 fn replay_batch(
     state: &mut State,
@@ -412,16 +456,18 @@ fn replay_batch(
     bytes: Bytes,
     keep_bytes: usize,
 ) -> Result<Option<Batch>, BucketError> {
-    let (header, _) = ObjectHeader::parse(&bytes)?;
+    let name = object.to_string();
+    let parsed = ObjectHeader::parse(&bytes);
+    let (header, _) = parsed.map_err(BucketError::of_object(&name))?;
     let is_ours = header.pool == state.header.pool
         && (header.epoch, header.number) == (object.epoch, object.number);
     if !is_ours {
-        return Err(BucketError::Foreign { name: object.to_string() });
+        return Err(BucketError::Foreign { name });
     }
     if header.kind == ObjectKind::Seal {
         return Ok(None);
     }
-    let batch = Batch::parse(&bytes)?;
+    let batch = Batch::parse(&bytes).map_err(BucketError::of_object(&name))?;
     state.durable.references.add(object, 0);
     state.behind_bytes += bytes.len() as u64;
     apply_all(&mut state.durable, object, &bytes, &batch.records);

@@ -18,11 +18,11 @@ use blockyard_store::{
     StoreError, StoreFile, StoreLocation, WriteBatch,
 };
 use blockyard_sync::event_count::{EventCount, Waker};
-use blockyard_volume_format::object::ObjectHeader;
 use blockyard_volume_format::object::batch::{
     BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
 };
 use blockyard_volume_format::object::manifest::Manifest;
+use blockyard_volume_format::object::{MANIFEST, ObjectHeader};
 use blockyard_volume_format::{segment_name, superblock};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -34,7 +34,7 @@ use crate::client::ObjectClient;
 use crate::journal::{Journal, Lag, Located, State, SyncPoint};
 use crate::lease::{self, Earlier, LeaseKeeper};
 use crate::local_log::{self, LocalLog};
-use crate::preflight::preflight;
+use crate::preflight::{self, preflight};
 use crate::reads::BucketReads;
 use crate::recovery::{self, OwnLog};
 use crate::requests::Requests;
@@ -94,6 +94,21 @@ pub(crate) fn pool_id(
 
 fn no_pool(client: &ObjectClient) -> BucketError {
     BucketError::NoPool { place: client.title().to_owned() }
+}
+
+/// Refuses a place that has objects of a pool whose manifest is missing.
+async fn check_unused(client: &ObjectClient) -> Result<(), BucketError> {
+    let objects = client.list("").await?;
+    // Another opener may have made a pool meanwhile.
+    if objects.iter().any(|object| object.name == MANIFEST) {
+        return Ok(());
+    }
+    // A preflight may be in progress, or have been interrupted.
+    let other = objects.into_iter().find(|object| !object.name.starts_with(preflight::FOLDER));
+    other.map_or(Ok(()), |object| {
+        let (place, name) = (client.title().to_owned(), object.name);
+        Err(BucketError::NoManifest { place, name })
+    })
 }
 
 /// Refuses an object store whose conditional writes do not keep a second opener out.
@@ -176,6 +191,7 @@ impl Opening<'_> {
             Some(found) => found,
             None => {
                 let capacity = self.capacity(client)?;
+                check_unused(client).await?;
                 check_fence(client).await?;
                 let made = recovery::make(client, (id, writer), capacity).await?;
                 if made.0.id == id {

@@ -314,7 +314,7 @@ fn write(pool: &BucketStore) -> std::io::Result<()> {
 }
 
 /// 32 openers want the pool at once. The one with the newest epoch has it, and each of the others
-/// is told so: some when they open it, and some when they write.
+/// gets an error: some when they open it, and some when they write.
 fn openers_race(program: S3Program) {
     let Some(mut it) = Fixture::start(program, "openers") else { return };
     let endpoint = it.server.endpoint();

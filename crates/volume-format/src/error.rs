@@ -19,12 +19,12 @@ pub enum FormatError {
         /// The path of the place.
         path: String,
     },
-    /// A segment of a pool is missing, or shorter than it was.
+    /// A segment of a pool is missing, or shorter than it was, or an object of one is damaged.
     #[error("cannot open `{path}`: {what}")]
     Segment {
         /// The path of the segment, or of the pool.
         path: String,
-        /// What is missing.
+        /// What is missing or damaged.
         what: String,
     },
     /// The checksum is wrong.

@@ -14,3 +14,4 @@ mod machine;
 mod races;
 mod recovery;
 mod storage;
+mod tampered;

@@ -190,8 +190,9 @@ fn of_many_openers_at_once_the_losers_are_told_so() {
     assert!(refused > 0, "no two openers wanted the same epoch");
 }
 
-/// Until the superblock is there, an opener takes a pool for the remains of an interrupted creation.
-/// So several can make it one after the other, and one of them makes its superblock durable.
+/// Until the superblock is there, an opener takes a pool for the remains of an interrupted
+/// creation. So several can make it one after the other, and one of them makes its superblock
+/// durable.
 #[test]
 fn of_many_makers_at_once_one_makes_the_pool() {
     for _ in 0..rounds(2) {

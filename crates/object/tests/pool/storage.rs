@@ -36,11 +36,11 @@ pub(crate) fn client(connection: &Connection) -> Arc<ObjectClient> {
     Arc::new(ObjectClient::over(Arc::new(connection.clone()), "pool", Retries::default()))
 }
 
-fn open(store: &Arc<InMemory>, settings: BucketSettings) -> BucketStore {
+pub(crate) fn open(store: &Arc<InMemory>, settings: BucketSettings) -> BucketStore {
     open_at(&Connection::new(store), settings, None).unwrap()
 }
 
-fn open_at(
+pub(crate) fn open_at(
     connection: &Connection,
     settings: BucketSettings,
     cache: Option<&Path>,
@@ -56,7 +56,13 @@ pub(crate) fn open_read_only(store: &Arc<InMemory>) -> Result<BucketStore, Bucke
 /// A store with a pool, whose files are this many segments.
 pub(crate) fn with_segments(count: usize) -> Arc<InMemory> {
     let store = formatted();
-    let pool = open(&store, idle());
+    make_segments(&store, count);
+    store
+}
+
+/// Replaces the files of a pool by this many segments.
+pub(crate) fn make_segments(store: &Arc<InMemory>, count: usize) {
+    let pool = open(store, idle());
     for name in pool.names().unwrap() {
         pool.remove(&name).unwrap();
     }
@@ -65,7 +71,6 @@ pub(crate) fn with_segments(count: usize) -> Arc<InMemory> {
         pool.rename("new", &segment_name(number)).unwrap();
     }
     pool.sync_names().unwrap();
-    store
 }
 
 /// Writes to four segments in turn, and syncs each write.
@@ -83,12 +88,16 @@ pub(crate) fn write(pool: &BucketStore, segment: usize, value: u8) -> std::io::R
 
 /// The contents of all segments.
 pub(crate) fn contents(pool: &BucketStore) -> Vec<Vec<u8>> {
+    try_contents(pool).unwrap()
+}
+
+pub(crate) fn try_contents(pool: &BucketStore) -> std::io::Result<Vec<Vec<u8>>> {
     let mut names = pool.names().unwrap();
     names.sort();
     let read = |name: &String| {
         let mut bytes = vec![0; SEGMENT_BYTES];
-        pool.open(name).unwrap().unwrap().read_at(0, &mut bytes).unwrap();
-        bytes
+        pool.open(name).unwrap().unwrap().read_at(0, &mut bytes)?;
+        Ok(bytes)
     };
     names.iter().map(read).collect()
 }
@@ -468,6 +477,27 @@ fn a_part_of_the_table_of_another_place_is_refused() {
     replace(&store, &newest, object(&store, &older));
     let error = open_read_only(&store).unwrap_err().to_string();
     assert!(error.starts_with(&format!("`{newest}` belongs to another pool")), "{error}");
+}
+
+/// The bug: `serve` with `pool_size` made an empty pool in the place of one without a manifest.
+#[test]
+fn a_pool_without_its_manifest_is_not_taken_for_an_empty_place() {
+    let store = with_segments(2);
+    let before = objects(&store);
+    remove(&store, "manifest");
+    let error = open_alone(&Connection::new(&store), 64 << 20).unwrap_err().to_string();
+    let expected = "cannot make a pool in `pool`: it has `batch/";
+    assert!(error.starts_with(expected) && error.contains("and no manifest"), "{error}");
+    assert_eq!(objects(&store).len() + 1, before.len(), "a refused creation changes objects");
+    // What an interrupted preflight has left is no pool.
+    let store = Arc::new(InMemory::new());
+    replace(&store, "preflight/0/1", vec![1]);
+    open_alone(&Connection::new(&store), 64 << 20).unwrap();
+}
+
+pub(crate) fn remove(store: &Arc<InMemory>, name: &str) {
+    let path = ObjectPath::from(format!("pool/{name}"));
+    runtime().block_on(store.delete(&path)).unwrap();
 }
 
 pub(crate) fn replace(store: &Arc<InMemory>, name: &str, bytes: Vec<u8>) {

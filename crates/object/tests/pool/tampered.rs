@@ -1,0 +1,183 @@
+//! Objects that are changed in the object store: a pool returns an error that names the object, or
+//! the data that were written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockyard_object::{BucketSettings, BucketStore};
+use blockyard_testing::seed::Seed;
+use blockyard_volume_format::object::{LEASE, MANIFEST, ObjectHeader, ObjectKind};
+use object_store::memory::InMemory;
+
+use crate::connection::Connection;
+use crate::machine::{Machine, formatted, settings};
+use crate::storage::{
+    contents, idle, make_segments, names, object, open, open_at, open_read_only, remove, replace,
+    try_contents, write,
+};
+
+type Contents = Vec<Vec<u8>>;
+
+/// What is done to an object.
+#[derive(Clone, Copy, Debug)]
+enum Tampering {
+    /// A bit is changed in the byte at this part, of 100, of its length.
+    Flip(usize),
+    /// It ends after this part of its length.
+    Truncate(usize),
+    Remove,
+    /// The object of this name of another pool, which has other contents.
+    OfAnotherPool,
+    /// Another object of the same kind.
+    OfAnotherPlace,
+}
+
+/// Batches of the last epoch, none of which a compaction has copied. No seal ends it.
+const LAST: u8 = 40;
+
+/// Uploads at once, as `docs/object-store-internals.md` has it.
+const UPLOADS_MAX: u64 = 16;
+
+/// Makes batches, seals, segments, parts of the table, a manifest and a lease. Returns the contents
+/// after each write of the last epoch.
+fn fill(store: &Arc<InMemory>, first: u8) -> Vec<Contents> {
+    make_segments(store, 4);
+    let lease = Some(Duration::from_secs(30));
+    let pool = open(store, BucketSettings { lease, ..settings() });
+    (0..50).for_each(|at| write(&pool, usize::from(at) % 4, first + at).unwrap());
+    drop(pool);
+    let pool = open(store, BucketSettings { lease, ..idle() });
+    let mut states = vec![contents(&pool)];
+    for at in 0..LAST {
+        write(&pool, usize::from(at) % 4, first + 50 + at).unwrap();
+        states.push(contents(&pool));
+    }
+    states
+}
+
+/// Returns `None` if there is nothing to be done.
+fn tamper(store: &Arc<InMemory>, other: &Arc<InMemory>, name: &str, how: Tampering) -> Option<()> {
+    let mut bytes = object(store, name);
+    let at = |part: usize| (bytes.len() - 1) * part / 100;
+    match how {
+        Tampering::Flip(part) => {
+            let at = at(part);
+            bytes[at] ^= 0x10;
+        }
+        // The store in memory answers a read of a part of an empty object as if it were overloaded.
+        Tampering::Truncate(part) => bytes.truncate(at(part).max(usize::from(name == LEASE))),
+        Tampering::Remove => {
+            remove(store, name);
+            return Some(());
+        }
+        Tampering::OfAnotherPool => {
+            names(other, "").iter().find(|it| *it == name)?;
+            bytes = object(other, name);
+        }
+        Tampering::OfAnotherPlace => {
+            let (kind, _) = name.split_once('/')?;
+            let others = names(store, kind);
+            bytes = object(store, others.iter().find(|it| *it != name)?);
+        }
+    }
+    replace(store, name, bytes);
+    Some(())
+}
+
+/// The contents that an opening for use, or for reading, finds.
+fn found(store: &Arc<InMemory>, for_use: bool) -> Result<Contents, String> {
+    let opened = match for_use {
+        true => open_at(&Connection::new(store), idle(), None),
+        false => open_read_only(store),
+    };
+    let read = |pool: BucketStore| try_contents(&pool).map_err(|error| error.to_string());
+    opened.map_err(|error| error.to_string()).and_then(read)
+}
+
+/// The number of a batch of the last epoch.
+fn last_batch(store: &Arc<InMemory>, name: &str) -> Option<u64> {
+    let manifest = crate::storage::manifest(store);
+    let number = name.strip_prefix(&format!("batch/{:016x}/", manifest.epoch))?;
+    u64::from_str_radix(number, 16).ok()
+}
+
+/// Whether an object has a kind.
+fn is_a(store: &Arc<InMemory>, name: &str, kind: ObjectKind) -> bool {
+    ObjectHeader::parse(&object(store, name)).is_ok_and(|(header, _)| header.kind == kind)
+}
+
+#[test]
+fn a_changed_object_is_named_or_has_no_effect() {
+    let mut random = Seed::from_env().rng(3);
+    let (store, other) = (formatted(), Arc::new(InMemory::new()));
+    Machine::open(&Connection::new(&other), None).unwrap().close();
+    let (states, _) = (fill(&store, 1), fill(&other, 120));
+    let expected = states.last().unwrap();
+    let (mut errors, mut shorter) = (0, 0);
+    for name in names(&store, "") {
+        let at = random.usize(1..99);
+        let ways = [
+            Tampering::Flip(0),
+            Tampering::Flip(at),
+            Tampering::Flip(100),
+            Tampering::Truncate(0),
+            Tampering::Truncate(at),
+            Tampering::Remove,
+            Tampering::OfAnotherPool,
+            Tampering::OfAnotherPlace,
+        ];
+        for (how, for_use) in ways.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+            let copy = Arc::new(store.fork());
+            if tamper(&copy, &other, &name, how).is_none() {
+                continue;
+            }
+            let case = format!("{how:?} of `{name}`, for use: {for_use}");
+            match found(&copy, for_use) {
+                Ok(found) if found == *expected => {
+                    // A batch of the last epoch is needed, whatever happened to it.
+                    assert!(last_batch(&store, &name).is_none() && name != MANIFEST, "{case}");
+                }
+                // Nothing tells that one of the last batches was there.
+                Ok(found) => {
+                    let last = last_batch(&store, &name).filter(|number| {
+                        matches!(how, Tampering::Remove)
+                            && number + UPLOADS_MAX >= u64::from(LAST)
+                            && found == states[*number as usize]
+                    });
+                    assert!(last.is_some(), "{case}: wrong data");
+                    shorter += 1;
+                }
+                Err(error) => {
+                    let is_named = error.contains(&format!("`{name}`"))
+                        // The objects do not fit to it.
+                        || name == MANIFEST && error.contains("belongs to another pool")
+                        || name == MANIFEST && error.contains("holds no pool");
+                    assert!(is_named && name != LEASE, "{case}: {error}");
+                    errors += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(shorter, 2 * UPLOADS_MAX);
+    for kind in [ObjectKind::Seal, ObjectKind::Segment, ObjectKind::Table] {
+        assert!(names(&store, "").iter().any(|name| is_a(&store, name, kind)), "no {kind:?}");
+    }
+    assert!(errors > 500, "{errors} errors");
+}
+
+/// An opening that finds that a batch is missing seals nothing: when the object is restored, the
+/// pool has all that was written.
+#[test]
+fn a_pool_has_everything_when_a_missing_batch_is_restored() {
+    let store = formatted();
+    let states = fill(&store, 1);
+    let name = format!("batch/{:016x}/{:016x}", crate::storage::manifest(&store).epoch, 7);
+    let bytes = object(&store, &name);
+    remove(&store, &name);
+    for for_use in [false, true, true] {
+        let error = found(&store, for_use).unwrap_err();
+        assert_eq!(error, format!("`{name}` is missing from the object store; restore the object"));
+    }
+    replace(&store, &name, bytes);
+    assert_eq!(found(&store, true).as_ref(), Ok(states.last().unwrap()));
+}
