@@ -143,15 +143,38 @@ fn a_volume_moves_there_and_back(program: S3Program) {
     yard.signal("TERM");
     assert!(yard.end().success());
     there(&["volume", "move", POOL, "v0", &back, "--take-over"]).ok();
-    for name in ["v0@first", "v0"] {
-        let out = folder.file(&format!("{name}.raw"));
-        there(&["volume", "export", &back, name, &out]).ok();
-        let mut wanted = bytes();
-        if name == "v0" {
-            wanted[4 << 20..][..4096].fill(b'w');
+    let has_all = |pool: &str| {
+        for name in ["v0@first", "v0"] {
+            let out = folder.file(&format!("{name}.raw"));
+            _ = std::fs::remove_file(&out);
+            command(&store, &["volume", "export", pool, name, &out, "--take-over"]).ok();
+            let mut wanted = bytes();
+            if name == "v0" {
+                wanted[4 << 20..][..4096].fill(b'w');
+            }
+            assert!(std::fs::read(&out).unwrap() == wanted, "{name} has other bytes");
         }
-        assert!(std::fs::read(&out).unwrap() == wanted, "{name} has other bytes");
-    }
+    };
+    has_all(&back);
+    is_uploaded_before_the_first_pool_loses_it(&store, &back);
+    has_all(POOL);
+}
+
+/// Moves a volume into a pool that a daemon serves with `ack=local`. The machine of the daemon is
+/// lost right afterwards, with its log.
+fn is_uploaded_before_the_first_pool_loses_it(store: &S3Server, from: &str) {
+    let moving = ["volume", "move", from, "v0", POOL];
+    let refused = command(store, &[&moving[..], &["--take-over"]].concat()).fails();
+    refused.says(&["`s3://vol/pool`", "or --take-over-to: another machine may have"]);
+    let env = env_of(store);
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let device = format!("volume:///b?path={POOL}&size=1M&ack=local");
+    let mut yard = Yard::serve_below(Place::new(), &env, &[&device]);
+    yard.command(&moving).ok();
+    yard.signal("KILL");
+    assert!(!yard.end().success());
+    let listed = command(store, &["volume", "list", "-H", from]).ok();
+    assert_eq!(listed.out, "");
 }
 
 #[test]

@@ -27,11 +27,10 @@ pub struct Prices {
     pub read_gb: f64,
     /// A GB stored for a month.
     pub stored_gb: f64,
-    /// Where and when the prices were read.
-    pub source: &'static str,
 }
 
-/// AWS S3 Standard in US East (N. Virginia). Deletions are free.
+/// AWS S3 Standard in US East (N. Virginia): the pricing page of AWS S3, November 2026. Deletions
+/// are free.
 pub const S3_STANDARD: Prices = Prices {
     name: "S3 Standard",
     put_1000: 0.005,
@@ -39,18 +38,6 @@ pub const S3_STANDARD: Prices = Prices {
     upload_gb: 0.0,
     read_gb: 0.0,
     stored_gb: 0.023,
-    source: "the pricing page of AWS S3, US East (N. Virginia), November 2026",
-};
-
-/// AWS S3 Express One Zone in US East (N. Virginia). Deletions are free.
-pub const S3_EXPRESS: Prices = Prices {
-    name: "S3 Express One Zone",
-    put_1000: 0.00113,
-    get_1000: 0.00003,
-    upload_gb: 0.0032,
-    read_gb: 0.0006,
-    stored_gb: 0.11,
-    source: "the FAQ of AWS S3, US East (N. Virginia), November 2026",
 };
 
 /// What a pool asks of a store in a month.
@@ -111,6 +98,10 @@ impl Cost {
 }
 
 /// Writes of clients, for a forecast.
+///
+/// The forecasts are upper bounds for as many bytes and groups. They count as if writes came
+/// evenly: bursts with pauses between them take fewer PUTs. Under another policy clients may write
+/// faster or more slowly, and a slower store has more syncs in a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Writes {
     /// Bytes per second, after compression.
@@ -120,24 +111,28 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// PUTs in a month if each group is acknowledged after its PUT (`ack=object`), and a larger one
-    /// takes several objects of `object_bytes`.
-    pub fn puts_if_acknowledged_by_store(&self, object_bytes: u64) -> f64 {
-        self.groups_per_s.max(self.bytes_per_s / object_bytes as f64) * MONTH.as_secs_f64()
+    /// Most PUTs in a month if each group is acknowledged after its PUT (`ack=object`). A batch is
+    /// sent when it has `batch_bytes`, or at the end of a group.
+    pub fn puts_if_acknowledged_by_store(&self, batch_bytes: u64) -> f64 {
+        self.puts(batch_bytes, self.groups_per_s)
     }
 
-    /// PUTs in a month if groups are acknowledged by the local log (`ack=local`): an object is sent
-    /// when it is full, or `lag` after its first write.
-    pub fn puts_if_acknowledged_locally(&self, object_bytes: u64, lag: Duration) -> f64 {
-        let by_size = self.bytes_per_s / object_bytes as f64;
-        let by_lag = self.groups_per_s.min(1.0 / lag.as_secs_f64());
-        by_size.max(by_lag) * MONTH.as_secs_f64()
+    /// Most PUTs in a month if groups are acknowledged by the local log (`ack=local`). A batch is
+    /// sent when it has `batch_bytes`, or `delay` after its first write.
+    pub fn puts_if_acknowledged_locally(&self, batch_bytes: u64, delay: Duration) -> f64 {
+        self.puts(batch_bytes, self.groups_per_s.min(1.0 / delay.as_secs_f64()))
+    }
+
+    /// Each batch is full, or is one of those that end for another reason.
+    fn puts(&self, batch_bytes: u64, ended_per_s: f64) -> f64 {
+        (self.bytes_per_s / batch_bytes as f64 + ended_per_s) * MONTH.as_secs_f64()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BucketSettings;
     use crate::requests::{RequestCount, Requests};
 
     fn near(value: f64, expected: f64) {
@@ -148,28 +143,61 @@ mod tests {
         Month { puts, ..Month::default() }
     }
 
-    #[test]
-    fn a_batch_every_10_ms_costs_1300_dollars() {
-        let writes = Writes { bytes_per_s: 4e6, groups_per_s: 100.0 };
-        let puts = writes.puts_if_acknowledged_by_store(16 << 20);
-        near(puts, 259.2e6);
-        near(of_puts(puts).cost(&S3_STANDARD).total(), 1296.0);
-        near(of_puts(puts).cost(&S3_EXPRESS).total(), 292.9);
+    /// The length of a full batch.
+    fn batch_bytes() -> u64 {
+        BucketSettings::default().batch_bytes as u64
     }
 
     #[test]
-    fn large_objects_cost_by_their_number_and_small_groups_by_the_lag() {
+    fn a_group_every_10_ms_costs_1300_dollars() {
+        let writes = Writes { bytes_per_s: 4e5, groups_per_s: 100.0 };
+        let puts = writes.puts_if_acknowledged_by_store(batch_bytes());
+        near(puts, 259.2e6);
+        near(of_puts(puts).cost(&S3_STANDARD).total(), 1296.0);
+    }
+
+    #[test]
+    fn full_batches_cost_by_their_number_and_small_groups_by_the_delay() {
         let writes = Writes { bytes_per_s: 1e9, groups_per_s: 1000.0 };
         let second = Duration::from_secs(1);
-        let puts = writes.puts_if_acknowledged_locally(16 << 20, second);
-        near(puts, 154.5e6);
-        near(of_puts(puts).cost(&S3_STANDARD).total(), 772.5);
+        // 238.4 full batches a second, and one that is not.
+        let puts = writes.puts_if_acknowledged_locally(batch_bytes(), second);
+        near(puts, 620.6e6);
+        near(of_puts(puts).cost(&S3_STANDARD).total(), 3103.0);
         // Many small syncs are sent together, and few not more often than they come.
-        let small = Writes { bytes_per_s: 1e5, groups_per_s: 100.0 };
-        near(small.puts_if_acknowledged_locally(16 << 20, second), 2.592e6);
+        let small = Writes { bytes_per_s: 1e3, groups_per_s: 100.0 };
+        near(small.puts_if_acknowledged_locally(batch_bytes(), second), 2.592e6);
+        near(small.puts_if_acknowledged_locally(batch_bytes(), second / 4), 4.0 * 2.592e6);
         let rare = Writes { bytes_per_s: 10.0, groups_per_s: 0.001 };
-        near(rare.puts_if_acknowledged_locally(16 << 20, second), 2592.0);
-        near(rare.puts_if_acknowledged_by_store(16 << 20), 2592.0);
+        near(rare.puts_if_acknowledged_locally(batch_bytes(), second), 2592.0);
+        near(rare.puts_if_acknowledged_by_store(batch_bytes()), 2592.0);
+    }
+
+    /// Writes that come in bursts take no more PUTs than the forecast has.
+    #[test]
+    fn the_forecast_is_an_upper_bound_for_bursts() {
+        // In each of 100 minutes 600 groups of 100 KB within a second, and then nothing.
+        let (minutes, groups, group_bytes, minute) = (100, 600, 100_000, 60.0);
+        let delay = Duration::from_secs(1);
+        let (mut puts, mut open_bytes) = (0, 0);
+        for _ in 0..minutes {
+            for _ in 0..groups {
+                open_bytes += group_bytes;
+                if open_bytes >= batch_bytes() {
+                    (puts, open_bytes) = (puts + 1, 0);
+                }
+            }
+            // The delay ends the last one.
+            (puts, open_bytes) = (puts + 1, 0);
+        }
+        let per_s = |count: u64| count as f64 / minute;
+        let writes =
+            Writes { bytes_per_s: per_s(groups * group_bytes), groups_per_s: per_s(groups) };
+        let months = MONTH.as_secs_f64() / (minutes as f64 * minute);
+        let counted = puts as f64 * months;
+        assert!(counted <= writes.puts_if_acknowledged_locally(batch_bytes(), delay));
+        let by_store = (minutes * groups) as f64 * months;
+        assert!(by_store <= writes.puts_if_acknowledged_by_store(batch_bytes()));
     }
 
     #[test]
@@ -194,8 +222,9 @@ mod tests {
         };
         let month = Month::of(&requests.totals(MONTH / 10), 0);
         assert_eq!((month.puts, month.gets), (1160.0, 10_000.0));
-        let cost = month.cost(&S3_EXPRESS);
-        near(cost.requests, 1160.0 * 0.00113e-3 + 10_000.0 * 0.00003e-3);
+        let prices = Prices { upload_gb: 0.0032, read_gb: 0.0006, ..S3_STANDARD };
+        let cost = month.cost(&prices);
+        near(cost.requests, 1160.0 * 0.005e-3 + 10_000.0 * 0.0004e-3);
         near(cost.transfer, 120.0 * 0.0032 + 10.0 * 0.0006);
     }
 }

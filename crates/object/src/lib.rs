@@ -142,6 +142,14 @@ pub struct LocalAcknowledgement {
     pub close_time: Duration,
 }
 
+impl LocalAcknowledgement {
+    /// With another limit of the age of writes. A batch is uploaded after a quarter of it at most.
+    pub fn with_lag_time_max(self, lag_time_max: Duration) -> LocalAcknowledgement {
+        let upload_delay = self.upload_delay.min(lag_time_max / 4);
+        LocalAcknowledgement { lag_time_max, upload_delay, ..self }
+    }
+}
+
 impl Default for LocalAcknowledgement {
     fn default() -> LocalAcknowledgement {
         LocalAcknowledgement {

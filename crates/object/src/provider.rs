@@ -156,8 +156,7 @@ fn local(parameters: &RemoteParameters) -> Option<LocalAcknowledgement> {
         local.lag_bytes_max = parameters.max_lag_bytes;
     }
     if parameters.max_lag_ms > 0 {
-        local.lag_time_max = Duration::from_millis(parameters.max_lag_ms);
-        local.upload_delay = local.upload_delay.min(local.lag_time_max / 4);
+        local = local.with_lag_time_max(Duration::from_millis(parameters.max_lag_ms));
     }
     (parameters.acknowledge == Some(Acknowledge::Local)).then_some(local)
 }

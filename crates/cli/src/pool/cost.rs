@@ -1,6 +1,8 @@
 //! What a pool in an object store costs in a month, and would cost under the other policy of
 //! acknowledgement.
 
+use std::time::Duration;
+
 use blockyard_object::cost::{Cost, Month, S3_STANDARD, Writes};
 use blockyard_object::{BucketSettings, LocalAcknowledgement};
 use blockyard_store::remote::RequestTotals;
@@ -32,24 +34,30 @@ pub(crate) fn cost(requests: &RequestsView, stored_bytes: u64) -> String {
 /// that is not in an object store, or not open for a minute.
 ///
 /// It has the PUTs of write batches alone. Compactions and leases add theirs, under either policy.
+/// It is an upper bound for the counted bytes and groups of syncs; under the other policy clients
+/// may have other rates ([`Writes`]).
 pub(crate) fn forecast(pool: &PoolView) -> Option<String> {
-    let over_ms = pool.upload.as_ref()?.requests.over_ms;
+    let upload = pool.upload.as_ref()?;
+    let over_ms = upload.requests.over_ms;
     if over_ms < COUNTED_MS_MIN {
         return None;
     }
     let per_s = |count: u64| count as f64 * 1000.0 / over_ms as f64;
     let writes =
         Writes { bytes_per_s: per_s(pool.written_bytes()), groups_per_s: per_s(pool.syncs) };
-    let object_bytes = BucketSettings::default().batch_bytes as u64;
-    let delay = LocalAcknowledgement::default().upload_delay;
+    let batch_bytes = BucketSettings::default().batch_bytes as u64;
+    let mut local = LocalAcknowledgement::default();
+    if upload.max_lag_ms > 0 {
+        local = local.with_lag_time_max(Duration::from_millis(upload.max_lag_ms));
+    }
     let price = |puts: f64| {
         let month = Month { puts, ..Month::default() };
         format!("${:.2} with", month.cost(&S3_STANDARD).total())
     };
     Some(format!(
-        "{} ack=object, {} ack=local, for the PUTs of a month of such writes",
-        price(writes.puts_if_acknowledged_by_store(object_bytes)),
-        price(writes.puts_if_acknowledged_locally(object_bytes, delay))
+        "at most {} ack=object, {} ack=local, for the PUTs of a month of such writes",
+        price(writes.puts_if_acknowledged_by_store(batch_bytes)),
+        price(writes.puts_if_acknowledged_locally(batch_bytes, local.upload_delay))
     ))
 }
 
@@ -78,18 +86,23 @@ mod tests {
         let requests = RequestsView { over_ms: 100_000, ..RequestsView::default() };
         let upload = UploadView { requests, ..UploadView::default() };
         let pool = PoolView {
-            // 100 syncs and 400 KB a second.
+            // 100 syncs and 4 MiB a second.
             syncs: 10_000,
-            log_bytes: 40_000_000,
+            log_bytes: 400 << 20,
             upload: Some(upload.clone()),
             ..PoolView::default()
         };
-        // 259.2 and 2.592 million PUTs at $5 a million.
+        // A full batch a second, and 100 others or one: 261.8 and 5.184 million PUTs at $5 a
+        // million.
         assert_eq!(
             forecast(&pool).unwrap(),
-            "$1296.00 with ack=object, $12.96 with ack=local, for the PUTs of a month of such \
-             writes"
+            "at most $1308.96 with ack=object, $25.92 with ack=local, for the PUTs of a month of \
+             such writes"
         );
+        // A batch waits for a quarter of a lag of two seconds.
+        let short = UploadView { max_lag_ms: 2000, ..upload.clone() };
+        let short = forecast(&PoolView { upload: Some(short), ..pool.clone() }).unwrap();
+        assert!(short.contains("$38.88 with ack=local"), "{short}");
         let requests = RequestsView { over_ms: 59_999, ..requests };
         let young = UploadView { requests, ..upload };
         assert_eq!(forecast(&PoolView { upload: Some(young), ..pool.clone() }), None);
