@@ -17,7 +17,7 @@ use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -104,6 +104,8 @@ struct Connected {
     channels: Arc<ChannelGroup>,
     /// The counts of all rings when it connected.
     before: Vec<(usize, RingCounts)>,
+    /// Whether the thread of the connection lets the rings go on after the message that it handles.
+    owes_cancel: bool,
 }
 
 impl VhostServer {
@@ -219,13 +221,24 @@ impl VhostServer {
         }
     }
 
-    /// Lets the rings go on that [`VhostServer::begin_suspend`] has asked to stop.
+    /// Lets the rings go on that [`VhostServer::begin_suspend`] has asked to stop. If a message is
+    /// being handled, which may wait for the device, they go on after it; this does not wait for
+    /// that.
     pub fn cancel_suspend(&self) {
-        let state = self.shared.state();
-        let backend = state.connected.as_ref().map(|it| Arc::clone(&it.backend));
+        let mut state = self.shared.state();
+        let Some(connected) = &mut state.connected else { return };
+        let backend = Arc::clone(&connected.backend);
+        let locked = match backend.try_lock() {
+            Ok(locked) => Some(locked),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        // The thread of the connection looks at it with the same lock, after it has released the
+        // backend's.
+        connected.owes_cancel = locked.is_none();
         drop(state);
-        if let Some(backend) = backend {
-            backend.lock().unwrap_or_else(PoisonError::into_inner).cancel_stop();
+        if let Some(mut backend) = locked {
+            backend.cancel_stop();
         }
     }
 
@@ -410,6 +423,7 @@ impl ServerShared {
                 backend: Arc::clone(&backend),
                 channels,
                 before,
+                owes_cancel: false,
             });
             (backend, claim)
         };
@@ -420,6 +434,18 @@ impl ServerShared {
         }
         tracing::info!(device = self.name, pid, "a hypervisor is connected");
         Ok((stream, backend))
+    }
+
+    /// Lets the rings go on, if [`VhostServer::cancel_suspend`] came while a message was handled.
+    fn cancel_owed(&self) {
+        let mut state = self.state();
+        let Some(connected) = &mut state.connected else { return };
+        if !std::mem::take(&mut connected.owes_cancel) {
+            return;
+        }
+        let backend = Arc::clone(&connected.backend);
+        drop(state);
+        backend.lock().unwrap_or_else(PoisonError::into_inner).cancel_stop();
     }
 
     /// Serves a hypervisor until it leaves or the server stops.
@@ -438,7 +464,9 @@ impl ServerShared {
         while !self.is_stopping() {
             // An error is one of the connection, which reading the message finds too.
             let channel = BackendChannel::peek(&connection).ok().flatten();
-            match handler.handle_request() {
+            let handled = handler.handle_request();
+            self.cancel_owed();
+            match handled {
                 Ok(()) => {
                     if let Some(channel) = channel {
                         let backend = backend.lock();

@@ -1,5 +1,6 @@
 //! Rings stop and start again, memory comes and goes, hypervisors leave: no request is lost.
 #![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::disallowed_types)] // A flag of a disk.
 
 mod guest;
 
@@ -7,10 +8,19 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use blockyard_core::Op;
+use blockyard_core::channel::Stats;
+use blockyard_core::inject::Injection;
 use blockyard_core::rmw::SharedDisk;
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Op, Region,
+    RegionId, Sector,
+};
 use blockyard_null::NullConfig;
 use blockyard_vhost::request::kind;
 use guest::{
@@ -292,6 +302,139 @@ fn a_disk_that_executes_requests_for_too_long_stays() {
         (0..2).for_each(|_| _ = guest.answer(0));
     }
     assert!(served.server.suspend(PATIENCE));
+}
+
+/// A disk whose requests complete once it is released.
+struct HungDisk {
+    inner: Arc<dyn Disk>,
+    is_released: Arc<AtomicBool>,
+}
+
+impl Disk for HungDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        let (inner, is_released) = (self.inner.open()?, Arc::clone(&self.is_released));
+        Ok(Box::new(HungChannel { inner, is_released }))
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.inner.report_zones(from, zones_max, out)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        self.inner.extent(from, sectors)
+    }
+
+    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
+        self.inner.inject(injection)
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+}
+
+struct HungChannel {
+    inner: Box<dyn Channel>,
+    is_released: Arc<AtomicBool>,
+}
+
+impl Channel for HungChannel {
+    fn register(&mut self, region: Arc<Region>) -> RegionId {
+        self.inner.register(region)
+    }
+
+    fn unregister(&mut self, region: RegionId) -> bool {
+        self.inner.unregister(region)
+    }
+
+    fn push(&mut self, bios: &[Bio]) -> usize {
+        self.inner.push(bios)
+    }
+
+    fn submit(&mut self) {
+        self.inner.submit();
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
+        if self.is_released.load(Ordering::Acquire) { self.inner.reap(out) } else { 0 }
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) {
+        if self.is_released.load(Ordering::Acquire) {
+            self.inner.wait(deadline);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    fn due(&self) -> Due {
+        self.inner.due()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+/// The bug: `cancel_suspend` waited for the message that was being handled, and that for the
+/// device. So when an upgrade failed because of one hung device, all clients of the yard waited for
+/// that device.
+#[test]
+fn a_suspend_is_cancelled_while_a_message_waits_for_the_disk() {
+    let is_released = Arc::new(AtomicBool::new(false));
+    let hung = HungDisk { inner: disk("d", plain()), is_released: Arc::clone(&is_released) };
+    let served = serve(Arc::new(hung) as Arc<dyn Disk>);
+    let mut guest = Guest::connect(&served, 2, 0);
+    offer_read(&mut guest, 0);
+    guest.kick(0);
+    guest.rings[0].wait_until_taken(&guest.memory);
+    served.server.begin_suspend();
+    let (done, is_done) = mpsc::channel();
+    let (server, frontend) = (&served.server, &guest.frontend);
+    let (cancelled, base) = std::thread::scope(|scope| {
+        let message = scope.spawn(|| frontend.get_vring_base(0));
+        // While a message is handled, the rings are not known.
+        while server.info().queues > 0 {
+            std::thread::yield_now();
+        }
+        scope.spawn(move || {
+            server.cancel_suspend();
+            done.send(()).unwrap();
+        });
+        let cancelled = is_done.recv_timeout(PATIENCE);
+        is_released.store(true, Ordering::Release);
+        (cancelled, message.join().unwrap())
+    });
+    cancelled.expect("the disk has not completed the read, and is not waited for");
+    assert_eq!(base.unwrap(), 1);
+    guest.answer(0);
+    // The message has stopped the first ring. The second one is served again.
+    let at = DATA + 8192;
+    guest.put(at, &print_header(kind::IN, 0));
+    guest.offer(1, &[out(at, 16), into(at + 4096, 512), into(at + 16, 1)]);
+    guest.kick(1);
+    guest.answer(1);
 }
 
 #[test]

@@ -284,13 +284,15 @@ impl VhostServers {
             match server.pause((since + drain).saturating_duration_since(Instant::now())) {
                 Ok(socket) => paused.servers.push((server, socket)),
                 Err(error) => {
+                    // Those without a disk first: all their requests wait.
+                    self.resume_all(paused, disk_of);
                     waiting.push(server);
                     for it in &waiting {
                         it.server.cancel_suspend();
                         it.server.proceed();
                     }
-                    self.table().servers.append(&mut waiting);
-                    self.resume_all(paused, disk_of);
+                    // In their order, which `resume_all` has kept for those after them.
+                    self.table().servers.splice(0..0, waiting);
                     return Err(error);
                 }
             }
