@@ -71,8 +71,16 @@ struct NamingService(HttpClient);
 #[async_trait]
 impl HttpService for NamingService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let wants_part = request.headers().contains_key("range");
         let response = self.0.execute(request).await?;
         let status = response.status();
+        // Nothing can be the part of an empty object, and S3 answers 416. To a request for the last
+        // bytes MinIO answers 206 with an invalid range, and versitygw 200.
+        let len = response.headers().get("content-length");
+        if wants_part && status.is_success() && len.is_some_and(|len| len == "0") {
+            let answer = StoreAnswer { status: 416, code: "InvalidRange".to_owned() };
+            return Err(HttpError::new(HttpErrorKind::Unknown, answer));
+        }
         // `object_store` maps these, and their text is not needed.
         if status.is_success() || matches!(status.as_u16(), 304 | 409 | 412) {
             return Ok(response);

@@ -101,12 +101,14 @@ impl Provider {
 
 /// The error of storage for the error of a pool in an object store.
 fn refused(path: &str, error: BucketError) -> StoreError {
+    let at = |name: String| format!("{path}/{name}");
+    let object = |error: BucketError| FormatError::Object { what: error.to_string() }.into();
     match error {
         BucketError::Store(error) => error,
         BucketError::Format(error) => error.into(),
-        BucketError::Damaged { .. } | BucketError::Missing { .. } | BucketError::Foreign { .. } => {
-            FormatError::Segment { path: path.to_owned(), what: error.to_string() }.into()
-        }
+        BucketError::Damaged { name, why } => object(BucketError::Damaged { name: at(name), why }),
+        BucketError::Missing { name } => object(BucketError::Missing { name: at(name) }),
+        BucketError::Foreign { name } => object(BucketError::Foreign { name: at(name) }),
         BucketError::Request(ObjectError::Invalid { field, value, wanted }) => {
             StoreError::Invalid { field, value: value.unwrap_or_default(), wanted }
         }

@@ -19,12 +19,18 @@ pub enum FormatError {
         /// The path of the place.
         path: String,
     },
-    /// A segment of a pool is missing, or shorter than it was, or an object of one is damaged.
+    /// An object of a pool in an object store is damaged, missing, or in a wrong place.
+    #[error("{what}")]
+    Object {
+        /// The name of the object, and what is wrong with it.
+        what: String,
+    },
+    /// A segment of a pool is missing, or shorter than it was.
     #[error("cannot open `{path}`: {what}")]
     Segment {
         /// The path of the segment, or of the pool.
         path: String,
-        /// What is missing or damaged.
+        /// What is missing.
         what: String,
     },
     /// The checksum is wrong.
