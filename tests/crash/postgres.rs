@@ -1,9 +1,13 @@
-//! PostgreSQL on ext4 on a volume: everything is killed while it commits. Afterwards all
-//! transactions that clients were told are committed must exist and be consistent.
+//! PostgreSQL on ext4 on a volume of a pool in a directory, or in an object store: everything is
+//! killed while it commits. Afterwards all transactions that clients were told are committed must
+//! exist and be consistent.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+
+use blockyard_testing::s3_server::{KEY_ID, S3Program, SECRET_KEY};
+use blockyard_testing::s3_witness::S3Witness;
 
 use crate::attach::{FileSystem, Loop, unmount_lazily};
 use crate::place::Place;
@@ -36,13 +40,15 @@ struct Stack {
 }
 
 impl Stack {
-    /// Serves the volume and mounts it; makes the file system first if `is_new`.
-    fn up(pool: &Place, is_new: bool) -> Stack {
+    /// Serves the volume and mounts it; makes the file system first if `is_new`. The server has
+    /// these variables of the environment, and a state directory of its own.
+    fn up(device: &str, variables: &[String], is_new: bool) -> Stack {
         let place = Place::new();
         let (dir, at) = (place.file("files"), place.file("at"));
         std::fs::create_dir(&dir).unwrap();
-        let device = format!("volume:///v0?path={}&size=1G", pool.file("pool"));
-        let yard = Yard::serve_in(place, &[&device, "--fuse", &dir]);
+        let env = ["env"].into_iter().chain(variables.iter().map(String::as_str));
+        let env: Vec<&str> = env.collect();
+        let yard = Yard::serve_below(place, &env, &[device, "--fuse", &dir]);
         let device = Loop::attach(&format!("{dir}/v0"));
         if is_new {
             ok(&["mke2fs", "-q", "-t", "ext4", &device.0]);
@@ -190,11 +196,10 @@ fn check(postgres: &Postgres, committed: u64) {
     assert!((committed..=committed + CLIENTS).contains(&found), "{committed} became {found}");
 }
 
-#[test]
-fn postgres_finds_what_it_committed_when_everything_is_killed() {
+/// Clients commit, everything is killed, and the volume is served again.
+fn postgres_finds_what_it_committed(device: &str, variables: &[String]) {
     let seconds = std::env::var(ASKED).map_or(SECONDS, |text| text.parse().unwrap());
-    let pool = Place::new();
-    let stack = Stack::up(&pool, true);
+    let stack = Stack::up(device, variables, true);
     let data = Postgres::make(&stack.at);
     let postgres = Postgres::start(&data);
     let scale = if seconds > SECONDS { "10" } else { "2" };
@@ -202,7 +207,7 @@ fn postgres_finds_what_it_committed_when_everything_is_killed() {
     let committed = commit_until_killed(stack, postgres, seconds);
     assert!(committed > 0);
 
-    let stack = Stack::up(&pool, false);
+    let stack = Stack::up(device, variables, false);
     let postgres = Postgres::start(&format!("{}/data", stack.at));
     check(&postgres, committed);
     postgres.stop();
@@ -212,7 +217,39 @@ fn postgres_finds_what_it_committed_when_everything_is_killed() {
     ok(&["e2fsck", "-f", "-n", &device]);
     attached.detach();
     end(yard);
+}
+
+#[test]
+fn postgres_finds_what_it_committed_when_everything_is_killed() {
+    let pool = Place::new();
+    let device = format!("volume:///v0?path={}&size=1G", pool.file("pool"));
+    postgres_finds_what_it_committed(&device, &[]);
     copies(&pool);
+}
+
+/// The server that is started after the kill is another machine: it has neither the cache nor the
+/// state directory of the first one.
+fn an_object_store_has_what_postgres_committed(program: S3Program) {
+    let folder = Place::new();
+    let Some(store) = program.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let variables = [
+        format!("AWS_ENDPOINT_URL={}", store.endpoint()),
+        format!("AWS_ACCESS_KEY_ID={KEY_ID}"),
+        format!("AWS_SECRET_ACCESS_KEY={SECRET_KEY}"),
+    ];
+    let device = "volume:///v0?path=s3://vol/pool&pool_size=4G&size=1G&ack=object";
+    postgres_finds_what_it_committed(device, &variables);
+}
+
+#[test]
+fn an_object_store_of_minio_has_what_postgres_committed() {
+    an_object_store_has_what_postgres_committed(S3Program::Minio);
+}
+
+#[test]
+fn an_object_store_of_versitygw_has_what_postgres_committed() {
+    an_object_store_has_what_postgres_committed(S3Program::Versitygw);
 }
 
 fn end(mut yard: Yard) {
