@@ -180,14 +180,15 @@ crash-encrypted: deps ## 400 kills of a server of encrypted volumes, and 100 pow
 
 postgres: deps ## PostgreSQL on a volume commits for 60 seconds, and all of it is killed
 	BLOCKYARD_POSTGRES_SECONDS=60 $(CARGO) test --locked -p blockyard --test crash -- \
-		--nocapture postgres
+		--nocapture postgres --skip an_object_store
 
 # MinIO and versitygw are built once, into a cache outside the tree (docs/object-store.md).
 object-stores: export BLOCKYARD_TEST_SKIP =
 object-stores: deps ## pools on MinIO and versitygw, through connections that break, with boto3 as the witness
 	./.ci/object-stores
 	$(CARGO) test --locked -p blockyard-object --test stores -- --nocapture --test-threads=2
-	$(CARGO) test --locked -p blockyard --test interop -- --nocapture object_store::
+	$(CARGO) test --locked -p blockyard --test interop -- --nocapture object_store:: object_faults::
+	$(CARGO) test --locked -p blockyard --test crash -- --nocapture an_object_store
 
 # Not part of `make test`: it needs network and 2 GB for the images of the guests, the first time some
 # minutes to make them, and then 30 to 40 minutes where QEMU has no KVM.

@@ -26,6 +26,7 @@ mod left;
 mod listeners;
 mod modes;
 mod nvme_host;
+mod object_faults;
 mod object_store;
 mod place;
 mod qemu;

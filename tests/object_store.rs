@@ -11,27 +11,37 @@ use crate::run::{Run, nbdsh, run};
 use crate::upgrade::Upgradable;
 use crate::yard::{BLOCKYARD, Yard};
 
-const POOL: &str = "s3://vol/pool";
+pub(crate) const POOL: &str = "s3://vol/pool";
 
 /// The command that gives a program the store and its credentials.
 fn env_of(store: &S3Server) -> Vec<String> {
+    env_to(&store.endpoint())
+}
+
+/// As [`env_of`], by the URL of the store, or of a proxy to it.
+fn env_to(endpoint: &str) -> Vec<String> {
     vec![
         "env".to_owned(),
-        format!("AWS_ENDPOINT_URL={}", store.endpoint()),
+        format!("AWS_ENDPOINT_URL={endpoint}"),
         format!("AWS_ACCESS_KEY_ID={KEY_ID}"),
         format!("AWS_SECRET_ACCESS_KEY={SECRET_KEY}"),
     ]
 }
 
 /// A machine of its own, which serves the pool.
-fn serve(store: &S3Server, more: &str) -> Yard {
-    let env = env_of(store);
+pub(crate) fn serve(store: &S3Server, more: &str) -> Yard {
+    serve_to(&store.endpoint(), more)
+}
+
+/// As [`serve`], by the URL of the store, or of a proxy to it.
+pub(crate) fn serve_to(endpoint: &str, more: &str) -> Yard {
+    let env = env_to(endpoint);
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
     Yard::serve_below(Place::new(), &env, &[&format!("volume:///v0?path={POOL}{more}")])
 }
 
 /// Runs a command on another machine.
-fn command(store: &S3Server, args: &[&str]) -> Run {
+pub(crate) fn command(store: &S3Server, args: &[&str]) -> Run {
     command_at(Place::new().path(), store, args)
 }
 
