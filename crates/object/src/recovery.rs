@@ -391,13 +391,17 @@ async fn replay_epoch(
         let read = reads.pop_front().ok_or(BucketError::Stopped)?;
         let read = read.await.map_err(|_| BucketError::Stopped)?;
         let mut found = read?.map(|got| got.bytes);
-        if found.is_none() && says_that_it_was_there(&mut reads).await? {
-            // It may have been created after it was read.
-            found = client.get(&name, None).await?.map(|got| got.bytes);
-            if found.is_none() {
-                return Err(BucketError::Missing { name });
-            }
+        if found.is_none() {
+            let was_there = says_that_it_was_there(&mut reads).await?;
+            // If the epoch goes on, these objects are read again.
             next = number + 1;
+            if was_there {
+                // It may have been created after it was read.
+                found = client.get(&name, None).await?.map(|got| got.bytes);
+                if found.is_none() {
+                    return Err(BucketError::Missing { name });
+                }
+            }
         }
         if found.is_none()
             && let Some(header) = seal

@@ -9,7 +9,7 @@ use blockyard_testing::seed::Seed;
 use blockyard_volume_format::object::{LEASE, MANIFEST, ObjectHeader, ObjectKind};
 use object_store::memory::InMemory;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Moment};
 use crate::machine::{Machine, formatted, settings};
 use crate::storage::{
     contents, idle, make_segments, names, object, open, open_at, open_read_only, remove, replace,
@@ -180,4 +180,44 @@ fn a_pool_has_everything_when_a_missing_batch_is_restored() {
     }
     replace(&store, &name, bytes);
     assert_eq!(found(&store, true).as_ref(), Ok(states.last().unwrap()));
+}
+
+/// A writer that is still alive creates more batches than an opener reads ahead, at any moment of the
+/// opening. Those that it creates before the opener's seal are replayed.
+#[test]
+fn batches_that_come_while_a_pool_is_opened_are_replayed() {
+    const LATE: u64 = UPLOADS_MAX + 4;
+    let store = formatted();
+    let states = fill(&store, 1);
+    let last = |name: &String| last_batch(&store, name);
+    let end = names(&store, "batch").iter().filter_map(last).max().unwrap() + 1;
+    let is_late = |name: &String| last(name).is_some_and(|number| number >= end - LATE);
+    let mut late: Vec<String> = names(&store, "batch");
+    late.retain(is_late);
+    let late: Vec<_> = late.into_iter().map(|name| (object(&store, &name), name)).collect();
+    late.iter().for_each(|(_, name)| remove(&store, name));
+    let mut replayed = Vec::new();
+    for number in 1.. {
+        let copy = Arc::new(store.fork());
+        let connection = Connection::new(&copy);
+        let (other, batches) = (Arc::clone(&copy), late.clone());
+        let create = move || {
+            let there = names(&other, "batch");
+            let free = batches.into_iter().filter(|(_, name)| !there.contains(name));
+            free.for_each(|(bytes, name)| replace(&other, &name, bytes));
+        };
+        connection.plan().hook = Some((Moment::Before(number), Box::new(create)));
+        let pool = open_at(&connection, idle(), None);
+        let found = pool.map_err(|error| error.to_string()).and_then(|pool| {
+            let found = try_contents(&pool).map_err(|error| error.to_string())?;
+            Ok(states.iter().position(|state| *state == found))
+        });
+        let found = found.unwrap_or_else(|error| panic!("before request {number}: {error}"));
+        replayed.push(found.unwrap_or_else(|| panic!("before request {number}: other contents")));
+        if connection.plan().hook.is_some() {
+            break;
+        }
+    }
+    assert_eq!(replayed.iter().max(), Some(&(states.len() - 1)), "all batches, once");
+    assert_eq!(replayed.last(), Some(&(states.len() - 1 - LATE as usize)), "none that come later");
 }
