@@ -406,6 +406,10 @@ impl ObjectClient {
                 return Ok(());
             };
             let object = object?;
+            // Consoles make an empty object for a folder, whose name ends with a slash.
+            if object.location == path {
+                continue;
+            }
             let name = object.location.as_ref().strip_prefix(&self.prefix);
             let Some(name) = name.and_then(|name| name.strip_prefix('/')) else {
                 return Err(Failed::Refused(format!("it listed `{}`", object.location)));

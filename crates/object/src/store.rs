@@ -22,7 +22,7 @@ use blockyard_volume_format::object::batch::{
     BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
 };
 use blockyard_volume_format::object::manifest::Manifest;
-use blockyard_volume_format::object::{MANIFEST, ObjectHeader};
+use blockyard_volume_format::object::{LEASE, MANIFEST, ObjectHeader};
 use blockyard_volume_format::{segment_name, superblock};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -34,7 +34,7 @@ use crate::client::ObjectClient;
 use crate::journal::{Journal, Lag, Located, State, SyncPoint};
 use crate::lease::{self, Earlier, LeaseKeeper};
 use crate::local_log::{self, LocalLog};
-use crate::preflight::{self, preflight};
+use crate::preflight::preflight;
 use crate::reads::BucketReads;
 use crate::recovery::{self, OwnLog};
 use crate::requests::Requests;
@@ -96,15 +96,17 @@ fn no_pool(client: &ObjectClient) -> BucketError {
     BucketError::NoPool { place: client.title().to_owned() }
 }
 
-/// Refuses a place that has objects of a pool whose manifest is missing.
+/// Refuses a place that has objects of a pool whose manifest is missing. Other objects are none of
+/// the pool's: those of a preflight, or files of other programs.
 async fn check_unused(client: &ObjectClient) -> Result<(), BucketError> {
     let objects = client.list("").await?;
     // Another opener may have made a pool meanwhile.
     if objects.iter().any(|object| object.name == MANIFEST) {
         return Ok(());
     }
-    // A preflight may be in progress, or have been interrupted.
-    let other = objects.into_iter().find(|object| !object.name.starts_with(preflight::FOLDER));
+    let folders = ["batch/", "segment/", "table/"];
+    let is_of_a_pool = |name: &str| name == LEASE || folders.iter().any(|it| name.starts_with(it));
+    let other = objects.into_iter().find(|object| is_of_a_pool(&object.name));
     other.map_or(Ok(()), |object| {
         let (place, name) = (client.title().to_owned(), object.name);
         Err(BucketError::NoManifest { place, name })

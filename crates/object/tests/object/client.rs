@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use blockyard_object::{Created, ListedObject, ObjectClient, ObjectError, Retries, Swapped};
 use bytes::Bytes;
-use object_store::ObjectStore;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
 use crate::doubles::{Connection, FAULTS, Fault, memory, present, run};
 
@@ -163,6 +164,13 @@ fn objects_are_read_in_parts_listed_and_deleted() {
         let listed = client.list("a").await.unwrap();
         let expected = (0..10).map(|at| ListedObject { name: format!("a/{at}"), len: 10 });
         assert_eq!(listed, expected.collect::<Vec<_>>());
+        assert_eq!(client.list("").await.unwrap().len(), 11);
+        // Consoles make empty objects for folders.
+        for folder in ["pool", "pool/a"] {
+            store.put(&Path::from(folder), PutPayload::new()).await.unwrap();
+        }
+        assert_eq!(client.list("a").await.unwrap(), listed);
+        store.delete(&Path::from("pool/a")).await.unwrap();
         assert_eq!(client.list("").await.unwrap().len(), 11);
 
         let names: Vec<String> = listed.into_iter().map(|it| it.name).collect();

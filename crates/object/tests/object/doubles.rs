@@ -128,7 +128,14 @@ impl ObjectStore for Connection {
         // A listing that has a fault breaks after its first three objects.
         let fault = self.gets.lock().unwrap().pop_front().unwrap_or(Fault::None);
         match fault {
-            Fault::None => self.store.list(folder),
+            // As of S3: `folder/` is listed first if it is an object, and this library calls it
+            // `folder`. The store in memory does not list it.
+            Fault::None => {
+                let (store, name) = (self.store.clone(), folder.cloned());
+                let own = async move { store.head(&name?).await.ok().map(Ok) };
+                let own = stream::once(own).filter_map(std::future::ready);
+                own.chain(self.store.list(folder)).boxed()
+            }
             _ => {
                 let broken = stream::once(async { Err(error("connection reset")) });
                 self.store.list(folder).take(3).chain(broken).boxed()

@@ -489,9 +489,10 @@ fn a_pool_without_its_manifest_is_not_taken_for_an_empty_place() {
     let expected = "cannot make a pool in `pool`: it has `batch/";
     assert!(error.starts_with(expected) && error.contains("and no manifest"), "{error}");
     assert_eq!(objects(&store).len() + 1, before.len(), "a refused creation changes objects");
-    // What an interrupted preflight has left is no pool.
+    // Neither what an interrupted preflight has left nor a file is a pool.
     let store = Arc::new(InMemory::new());
     replace(&store, "preflight/0/1", vec![1]);
+    replace(&store, "README", vec![1]);
     open_alone(&Connection::new(&store), 64 << 20).unwrap();
 }
 

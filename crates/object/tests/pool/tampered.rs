@@ -182,8 +182,8 @@ fn a_pool_has_everything_when_a_missing_batch_is_restored() {
     assert_eq!(found(&store, true).as_ref(), Ok(states.last().unwrap()));
 }
 
-/// A writer that is still alive creates more batches than an opener reads ahead, at any moment of the
-/// opening. Those that it creates before the opener's seal are replayed.
+/// A writer that is still alive creates more batches than an opener reads ahead, at any moment of
+/// the opening. Those that it creates before the opener's seal are replayed.
 #[test]
 fn batches_that_come_while_a_pool_is_opened_are_replayed() {
     const LATE: u64 = UPLOADS_MAX + 4;
