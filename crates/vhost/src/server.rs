@@ -465,14 +465,15 @@ impl ServerShared {
             // An error is one of the connection, which reading the message finds too.
             let channel = BackendChannel::peek(&connection).ok().flatten();
             let handled = handler.handle_request();
+            if handled.is_ok()
+                && let Some(channel) = channel
+            {
+                backend.lock().unwrap_or_else(PoisonError::into_inner).set_channel(channel);
+            }
+            // After the last use of the backend's lock, which may have kept `cancel_suspend` off.
             self.cancel_owed();
             match handled {
-                Ok(()) => {
-                    if let Some(channel) = channel {
-                        let backend = backend.lock();
-                        backend.unwrap_or_else(PoisonError::into_inner).set_channel(channel);
-                    }
-                }
+                Ok(()) => {}
                 Err(Error::Disconnected) => break,
                 Err(error) if is_refusal(&error) => {
                     tracing::warn!(device = self.name, %error, "a message is refused");
