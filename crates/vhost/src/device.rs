@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockyard_core::{Disk, ZoneGeometry};
+use blockyard_core::{Disk, Geometry, Limits, ZoneGeometry};
 use blockyard_sync::counter::Counter;
 use blockyard_sync::pad::Padded;
 
@@ -53,11 +53,21 @@ impl DeviceShape {
 
     /// The shape of a disk.
     pub fn of(disk: &dyn Disk) -> DeviceShape {
-        let (geometry, limits) = (disk.geometry(), disk.limits());
-        let block_sectors = geometry.block_sectors();
+        DeviceShape::new(disk.name(), disk.geometry(), disk.limits())
+    }
+
+    /// The shape of a disk of this name with this geometry and these limits.
+    pub fn new(name: &str, geometry: &Geometry, limits: &Limits) -> DeviceShape {
+        // A zoned disk may take writes of whole physical blocks only, and a guest has one length of
+        // blocks.
+        let block_bytes = match geometry.zones {
+            Some(_) => geometry.physical_block_bytes.max(geometry.logical_block_bytes),
+            None => geometry.logical_block_bytes,
+        };
+        let block_sectors = u64::from(block_bytes) / 512;
         let whole = |sectors: u64| sectors.min(SECTORS_MAX) / block_sectors * block_sectors;
         let mut id = [0; ID_BYTES];
-        for (byte, of_name) in id.iter_mut().zip(disk.name().bytes()) {
+        for (byte, of_name) in id.iter_mut().zip(name.bytes()) {
             *byte = of_name;
         }
         DeviceShape {
@@ -163,6 +173,46 @@ impl QueueCounts {
             spins_found: self.spins_found.get(),
             spins_empty: self.spins_empty.get(),
             spin_ns: self.spin_ns.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_space;
+    use crate::request::{BlkHeader, BlkStatus, kind};
+
+    /// The bug: a guest was offered blocks of 512 bytes, and an SMR disk with physical blocks of
+    /// 4096 bytes failed its writes.
+    #[test]
+    fn zoned_disk_has_blocks_of_the_physical_length() {
+        let zones = ZoneGeometry {
+            zone_sectors: 2048,
+            zone_capacity_sectors: 2048,
+            zone_count: 8,
+            conventional_count: 2,
+            open_max: 0,
+            active_max: 0,
+        };
+        for (zones, block_bytes) in [(Some(zones), 4096), (None, 512)] {
+            let is_zoned = zones.is_some();
+            let geometry = Geometry {
+                sectors: 8 * 2048,
+                logical_block_bytes: 512,
+                physical_block_bytes: 4096,
+                zones,
+            };
+            let shape = DeviceShape::new("d", &geometry, &Limits::unlimited(16));
+            let config = config_space::print(&shape, 1);
+            let field =
+                |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| config[at + byte]));
+            let write_granularity = if is_zoned { block_bytes } else { 0 };
+            assert_eq!((field(20), field(88)), (block_bytes, write_granularity));
+            let write = |sector| shape.plan(BlkHeader { kind: kind::OUT, sector }, 512, 0).err();
+            let refused = |status| is_zoned.then_some(status);
+            assert_eq!(write(0), refused(BlkStatus::IoErr), "of a conventional zone");
+            assert_eq!(write(3 * 2048), refused(BlkStatus::ZoneUnalignedWp));
         }
     }
 }

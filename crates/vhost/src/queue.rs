@@ -10,9 +10,10 @@
 //! inline if the channel does that. The others are pushed together, and the plug merges them.
 //!
 //! A thread owns its ring and a channel of the device, takes no lock, and allocates nothing per
-//! request. Bios point into the memory of the guest. Data whose buffers do not consist of whole
-//! blocks, and the data of an append in several buffers, are copied through a bounce buffer, which
-//! one request has at a time; the requests after it wait.
+//! request, except for what the device needs for a report of its zones. Bios point into the memory
+//! of the guest. Data whose buffers do not consist of whole blocks, and the data of an append in
+//! several buffers, are copied through a bounce buffer, which one request has at a time; the
+//! requests after it wait.
 //!
 //! ```text
 //! SERVING ── begin_stop ──▸ STOPPING ── what it took is answered ──▸ ENDED
@@ -423,16 +424,12 @@ impl QueueThread {
     }
 
     /// Begins the requests again that were in flight when the server was killed. To execute one
-    /// twice has the same effect as once, except in sequential zones.
+    /// twice has the same effect as once, except in sequential zones. The segments of a discard or
+    /// write-zeroes are not read here, so on a disk with zones it counts as one of those.
     fn take_unanswered(&mut self) -> Result<(), RingFault> {
         while self.ring.take_again(&mut self.chain)? {
             let planned = match self.plan()? {
-                Ok(Plan::Io { op, sector, .. })
-                    if op == Op::ZoneResetAll
-                        || (op.is_write() && self.setup.shape.is_sequential(sector.0)) =>
-                {
-                    Err(BlkStatus::IoErr)
-                }
+                Ok(plan) if self.changes_sequential_zone(plan) => Err(BlkStatus::IoErr),
                 planned => planned,
             };
             self.begin(planned);
@@ -446,6 +443,17 @@ impl QueueThread {
             }
         }
         Ok(())
+    }
+
+    /// Whether a request may change a sequential zone.
+    fn changes_sequential_zone(&self, plan: Plan) -> bool {
+        let shape = &self.setup.shape;
+        match plan {
+            Plan::Io { op: Op::ZoneResetAll, .. } => true,
+            Plan::Io { op, sector, .. } => op.is_write() && shape.is_sequential(sector.0),
+            Plan::Ranges { .. } => shape.zones.is_some(),
+            Plan::GetId | Plan::Report { .. } => false,
+        }
     }
 
     /// Starts the request of the chain, or refuses it.

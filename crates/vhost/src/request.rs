@@ -150,7 +150,7 @@ impl DeviceShape {
             | kind::ZONE_CLOSE
             | kind::ZONE_FINISH
             | kind::ZONE_RESET
-            | kind::ZONE_RESET_ALL => self.plan_zone(kind, sector, out_bytes),
+            | kind::ZONE_RESET_ALL => self.plan_zone(kind, sector, out_bytes, in_bytes),
             _ => Err(BlkStatus::Unsupp),
         }
     }
@@ -221,16 +221,19 @@ impl DeviceShape {
         Ok(Bio::new(op, Sector(sector), sectors).with_flags(flags))
     }
 
-    fn plan_zone(&self, kind: u32, sector: u64, out_bytes: u64) -> Result<Plan, BlkStatus> {
+    fn plan_zone(
+        &self,
+        kind: u32,
+        sector: u64,
+        out_bytes: u64,
+        in_bytes: u64,
+    ) -> Result<Plan, BlkStatus> {
         let Some(zones) = &self.zones else { return Err(BlkStatus::Unsupp) };
         if kind == kind::ZONE_REPORT {
-            let is_inside = sector < self.sectors;
-            let from = Sector(sector);
-            return if is_inside {
-                Ok(Plan::Report { from })
-            } else {
-                Err(BlkStatus::ZoneInvalidCmd)
-            };
+            // A report has a header.
+            let is_valid = sector < self.sectors && in_bytes >= ZONE_BYTES as u64;
+            let report = Plan::Report { from: Sector(sector) };
+            return is_valid.then_some(report).ok_or(BlkStatus::ZoneInvalidCmd);
         }
         if self.read_only {
             return Err(BlkStatus::IoErr);

@@ -24,8 +24,8 @@ use blockyard_core::{
 use blockyard_null::NullConfig;
 use blockyard_vhost::request::kind;
 use guest::{
-    DATA, Guest, PATIENCE, disk, into, is_told, out, plain, print_header, regions, serve,
-    serve_polling, slow,
+    DATA, Guest, PATIENCE, disk, into, is_told, out, plain, print_header, print_range, regions,
+    serve, serve_polling, slow,
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -568,10 +568,15 @@ fn changes_of_zones_that_a_killed_server_had_taken_fail() {
     let memory = guest.memory.clone();
     let zone = 3 * 2048_u64;
     let mut heads = Vec::new();
-    for (number, (kind, sector)) in
-        [(kind::ZONE_APPEND, zone), (kind::OUT, zone), (kind::ZONE_RESET_ALL, 0), (kind::OUT, 0)]
-            .into_iter()
-            .enumerate()
+    for (number, (kind, sector)) in [
+        (kind::ZONE_APPEND, zone),
+        (kind::OUT, zone),
+        (kind::ZONE_RESET_ALL, 0),
+        (kind::OUT, 0),
+        (kind::WRITE_ZEROES, zone),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let at = DATA + number as u64 * 16384;
         guest.put(at, &print_header(kind, sector));
@@ -579,6 +584,10 @@ fn changes_of_zones_that_a_killed_server_had_taken_fail() {
         let tail = if kind == kind::ZONE_APPEND { into(at + 16, 9) } else { into(at + 24, 1) };
         let chain = match kind {
             kind::ZONE_RESET_ALL => vec![out(at, 16), tail],
+            kind::WRITE_ZEROES => {
+                guest.put(at + 4096, &print_range(sector, 8, 0));
+                vec![out(at, 16), out(at + 4096, 16), tail]
+            }
             _ => vec![out(at, 16), out(at + 4096, 4096), tail],
         };
         heads.push(guest.rings[0].chain(&memory, &chain));
@@ -586,8 +595,11 @@ fn changes_of_zones_that_a_killed_server_had_taken_fail() {
     }
     record_of_a_killed_server(&mut guest, &heads);
     guest.start_ring(0);
-    (0..4).for_each(|_| _ = guest.answer(0));
+    (0..5).for_each(|_| _ = guest.answer(0));
     let statuses: Vec<u8> =
-        (0..4).flat_map(|number| guest.get(DATA + number * 16384 + 24, 1)).collect();
-    assert_eq!(statuses, [1, 1, 1, 0], "a conventional zone is written again");
+        (0..5).flat_map(|number| guest.get(DATA + number * 16384 + 24, 1)).collect();
+    assert_eq!(statuses, [1, 1, 1, 0, 1], "a conventional zone is written again");
+    // The bug: the zeros were written.
+    let (status, report) = guest.request(kind::ZONE_REPORT, zone, &[], 128);
+    assert_eq!((status, &report[64 + 16..64 + 24]), (0, &zone.to_le_bytes()[..]));
 }

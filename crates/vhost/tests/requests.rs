@@ -313,6 +313,9 @@ fn a_zoned_disk_has_zones() {
     // As many as there is room for.
     let (_, report) = guest.request(kind::ZONE_REPORT, 3 * ZONE + 5, &[], 64 * 3 + 10);
     assert_eq!(zones(&report).iter().map(|zone| zone.1).collect::<Vec<_>>(), [3 * ZONE, 4 * ZONE]);
+    // The bug: the answer named more bytes than the buffer has.
+    assert_eq!(guest.request(kind::ZONE_REPORT, 0, &[], 63).0, 3, "no room for the header");
+    assert_eq!(guest.request(kind::ZONE_REPORT, 0, &[], 64), (0, vec![0; 64]));
     let page = bytes(3, 4096);
     let mut status = |kind, sector, data: &[u8]| guest.request(kind, sector, data, 0).0;
     assert_eq!(status(kind::OUT, 2 * ZONE, &page), 0);
