@@ -158,16 +158,17 @@ impl Shared {
         zoned::manage(self.backing.locked(), (len >> SECTOR_SHIFT, zone_sectors), started)
     }
 
-    /// Latches the device after a failed flush: from now on changes and flushes fail.
+    /// Latches the device after a failed flush or write with FUA, which `failed` names: from now on
+    /// changes and flushes fail.
     #[cold]
-    pub(crate) fn latch(&self, errno: i32) {
+    pub(crate) fn latch(&self, failed: &str, errno: i32) {
         if *self.is_latched.get() {
             return;
         }
         self.is_latched.update(|_| true);
         let (path, error) = (self.backing.path(), io::Error::from_raw_os_error(errno));
         tracing::error!(
-            "{}: a flush failed: {error}; until the device is opened again, writes and flushes \
+            "{}: a {failed} failed: {error}; until the device is opened again, writes and flushes \
              fail with EIO, because completed writes may be lost",
             path.display()
         );
@@ -284,7 +285,9 @@ fn open_existing(config: &FileConfig, found: &Metadata) -> Result<File, FileDevi
         let what = match () {
             () if kind.is_dir() => "a directory",
             () if kind.is_char_device() => "a character device",
-            () => "no file",
+            () if kind.is_fifo() => "a FIFO",
+            () if kind.is_socket() => "a socket",
+            () => "a file of another type",
         };
         let wanted = format!("a regular file or a block device; it is {what}");
         return Err(FileDeviceError::invalid("path", path.display(), wanted));

@@ -11,7 +11,7 @@ use blockyard_core::{Batch, CompletionBatch, Op, Started, Status};
 use blockyard_sync::rcu_cell::RcuReader;
 
 use crate::backing::Shared;
-use crate::execution::{Bounces, Execution, FileCall, Next};
+use crate::execution::{Bounces, Execution, FLUSH, FUA_WRITE, FileCall, Next};
 
 /// A queue by blocking calls.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl BlockingQueue {
             }
         };
         if execution.loses_writes(status) {
-            self.shared.latch(status.errno());
+            self.shared.latch(FUA_WRITE, status.errno());
         }
         (execution.into_started(&mut self.bounces), status)
     }
@@ -100,7 +100,7 @@ impl BlockingQueue {
     fn sync(&mut self) -> Status {
         // Never repeated: the kernel reports a failed write-back once, with any error number.
         if let Err(error) = rustix::fs::fdatasync(&self.file) {
-            self.shared.latch(error.raw_os_error());
+            self.shared.latch(FLUSH, error.raw_os_error());
         }
         // Another queue may have latched the device since.
         if **self.is_latched.get() { Status::IoErr } else { Status::Ok }

@@ -21,6 +21,10 @@ use rustix::fs::FallocateFlags;
 
 use crate::backing::Shared;
 
+/// The requests whose failures latch a device, in messages.
+pub(crate) const FLUSH: &str = "flush";
+pub(crate) const FUA_WRITE: &str = "write with FUA";
+
 /// How often an interrupted call is repeated before its request fails.
 const INTERRUPTED_MAX: u8 = 100;
 

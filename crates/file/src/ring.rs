@@ -23,7 +23,9 @@ use io_uring::types::{Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode};
 
 use crate::backing::Shared;
-use crate::execution::{Bounces, Execution, FileCall, Next, is_interrupted, status_of};
+use crate::execution::{
+    Bounces, Execution, FLUSH, FUA_WRITE, FileCall, Next, is_interrupted, status_of,
+};
 
 /// Requests that one queue executes at once.
 pub(crate) const DEPTH: u16 = 128;
@@ -256,7 +258,8 @@ impl RingQueue {
             Next::Again | Next::Sync => self.advance(slot),
             Next::Done(status) => {
                 if execution.loses_writes(status) {
-                    self.shared.latch(-result);
+                    // The result is 0 if the file has become shorter.
+                    self.shared.latch(FUA_WRITE, status.errno());
                 }
                 self.complete(slot, status, done);
             }
@@ -280,7 +283,7 @@ impl RingQueue {
         self.is_syncing = false;
         let mut status = if result < 0 { status_of(-result) } else { Status::Ok };
         if result < 0 {
-            self.shared.latch(-result);
+            self.shared.latch(FLUSH, -result);
         }
         // Another queue may have latched the device since this sync began.
         if **self.is_latched.get() {

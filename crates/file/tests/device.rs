@@ -81,6 +81,13 @@ fn unsuitable_file_is_refused_with_a_way_out() {
     );
     let (_, text) = refused(&FileConfig::new("/dev/null"));
     assert!(text.ends_with("it is a character device"), "{text}");
+    let fifo = place.fresh();
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    assert!(refused(&FileConfig::new(fifo)).1.ends_with("it is a FIFO"));
+    let socket = place.fresh();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    assert!(refused(&FileConfig::new(socket)).1.ends_with("it is a socket"));
     for len in [0, 100, 513] {
         let (_, text) = refused(&sized(&place.fresh(), len));
         assert!(text.contains("a multiple of 512 bytes, and not 0"), "{text}");
