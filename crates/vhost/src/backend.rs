@@ -12,6 +12,7 @@
 #![allow(clippy::disallowed_types)] // Control plane: the lock is held for one message.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ use crate::config_space::{self, feature};
 use crate::device::{DeviceCounts, DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use crate::inflight::InflightMap;
 use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
-use crate::queue::{QueueSetup, RunningQueue};
+use crate::queue::{QueueSetup, RunningQueue, more_lines};
 use crate::virtqueue::RingPlace;
 
 /// How often `suspend` checks whether the threads that are to end have ended.
@@ -251,6 +252,7 @@ impl Backend {
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
             counts: counts.ring(index),
+            log_limit: counts.log_limit(),
             channels: Arc::clone(&self.channels),
             poll_percent: self.poll_percent,
         };
@@ -260,7 +262,14 @@ impl Backend {
                 self.tell_change();
             }
             Err(error) => {
-                tracing::warn!(device = disk.name(), ring = index, %error, "cannot serve a ring");
+                if error.kind() == ErrorKind::InvalidData {
+                    // No thread counts for the ring now.
+                    counts.ring(index).faults.add(1);
+                }
+                if let Some(count) = counts.log_limit().due(1, Instant::now()) {
+                    let (device, more) = (disk.name(), more_lines(count));
+                    tracing::warn!(device, ring = index, "cannot serve a ring: {error}{more}");
+                }
                 return Err(Error::ReqHandlerError(error));
             }
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use blockyard_core::{Disk, Geometry, Limits, ZoneGeometry};
+use blockyard_os::LogLimit;
 use blockyard_sync::counter::Counter;
 use blockyard_sync::pad::Padded;
 
@@ -109,6 +110,8 @@ pub(crate) struct QueueCounts {
     pub(crate) spins_empty: Counter,
     /// The time of all spins, in nanoseconds.
     pub(crate) spin_ns: Counter,
+    /// How often the ring was malformed, and not served until the guest set it up again.
+    pub(crate) faults: Counter,
 }
 
 /// The counts of a ring since its device is served; they are not reset when a hypervisor leaves.
@@ -135,26 +138,38 @@ pub struct RingCounts {
     pub spins_empty: u64,
     /// The time of all spins, in nanoseconds.
     pub spin_ns: u64,
+    /// How often the ring was malformed, and not served until the guest set it up again.
+    pub faults: u64,
 }
 
-/// The counts of all rings of a device, by their indexes.
+/// The counts of all rings of a device, by their indexes, and the bound on log lines that a guest
+/// can cause.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceCounts(Arc<[Arc<Padded<QueueCounts>>]>);
+pub(crate) struct DeviceCounts {
+    rings: Arc<[Arc<Padded<QueueCounts>>]>,
+    log_limit: Arc<LogLimit>,
+}
 
 impl DeviceCounts {
     /// Counts of zero.
     pub(crate) fn new() -> DeviceCounts {
-        DeviceCounts((0..QUEUES_MAX).map(|_| Arc::default()).collect())
+        let rings = (0..QUEUES_MAX).map(|_| Arc::default()).collect();
+        DeviceCounts { rings, log_limit: Arc::default() }
     }
 
     /// The counts of a ring, for its thread.
     pub(crate) fn ring(&self, index: usize) -> Arc<Padded<QueueCounts>> {
-        Arc::clone(&self.0[index])
+        Arc::clone(&self.rings[index])
+    }
+
+    /// The bound on log lines that a guest can cause.
+    pub(crate) fn log_limit(&self) -> Arc<LogLimit> {
+        Arc::clone(&self.log_limit)
     }
 
     /// The indexes of the rings that were served, and their counts.
     pub(crate) fn get(&self) -> Vec<(usize, RingCounts)> {
-        let all = self.0.iter().map(|ring| ring.get()).enumerate();
+        let all = self.rings.iter().map(|ring| ring.get()).enumerate();
         all.filter(|(_, counts)| *counts != RingCounts::default()).collect()
     }
 }
@@ -173,6 +188,7 @@ impl QueueCounts {
             spins_found: self.spins_found.get(),
             spins_empty: self.spins_empty.get(),
             spin_ns: self.spin_ns.get(),
+            faults: self.faults.get(),
         }
     }
 }

@@ -30,6 +30,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::backend::{Backend, END_POLL_INTERVAL};
 use crate::backend_channel::BackendChannel;
 use crate::device::{DeviceCounts, RingCounts};
+use crate::queue::more_lines;
 
 /// How long the server waits after it has refused a hypervisor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -476,7 +477,11 @@ impl ServerShared {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
                 Err(error) if is_refusal(&error) => {
-                    tracing::warn!(device = self.name, %error, "a message is refused");
+                    // A guest can cause it by the place of a ring.
+                    if let Some(count) = self.counts.log_limit().due(1, Instant::now()) {
+                        let (device, more) = (&self.name, more_lines(count));
+                        tracing::warn!(device, "a message is refused: {error}{more}");
+                    }
                 }
                 Err(_) if self.is_stopping() => break,
                 Err(error) => return Err(io::Error::other(error.to_string())),

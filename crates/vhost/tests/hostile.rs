@@ -1,11 +1,13 @@
 //! Guests and hypervisors that lie harm no other client: their ring is not served any more, and all
 //! other rings are.
 #![allow(clippy::unwrap_used)] // A test may.
+#![allow(clippy::disallowed_types)] // The lines of a log.
 
 mod guest;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockyard_vhost::request::kind;
@@ -13,7 +15,7 @@ use guest::{
     Buffer, DATA, ENTRIES, Guest, PATIENCE, REGION_BYTES, disk, into, is_told, out, plain,
     print_header, serve, slow,
 };
-use vhost::VhostBackend;
+use vhost::{VhostBackend, VringConfigData};
 
 /// A guest breaks its first ring; its second one and another guest's go on.
 fn breaks_the_ring(case: &str, lie: impl FnOnce(&mut Guest)) {
@@ -34,6 +36,79 @@ fn breaks_the_ring(case: &str, lie: impl FnOnce(&mut Guest)) {
     drop(guest);
     let mut guest = Guest::connect(&served, 1, 0);
     assert_eq!(guest.request(kind::IN, 0, &[], 512), (0, vec![7; 512]), "{case}");
+}
+
+/// The lines of a device in the log.
+#[derive(Clone, Default)]
+struct LinesOf {
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl LinesOf {
+    const DEVICE: &str = "flood";
+
+    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
+        self.lines.lock().unwrap()
+    }
+}
+
+impl tracing::Subscriber for LinesOf {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        if text.0.contains(LinesOf::DEVICE) {
+            self.lines().push(text.0);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The bug: each malformed ring was a line in the log, and a guest can set its rings up again and
+/// again.
+#[test]
+fn a_guest_does_not_fill_the_log() {
+    const FAULTS: u64 = 20;
+    let lines = LinesOf::default();
+    tracing::subscriber::set_global_default(lines.clone()).unwrap();
+    let served = serve(disk(LinesOf::DEVICE, plain()));
+    for round in 0..FAULTS {
+        let mut guest = Guest::connect(&served, 1, 0);
+        guest.offer(0, &[out(DATA, 15), into(DATA + 16, 1)]);
+        guest.kick(0);
+        guest.wait_for_fault(0, "a short header");
+        assert_eq!(served.server.info().rings[0].1.faults, 2 * round + 1);
+        // A place outside the memory.
+        let place = guest.place(&guest.rings[0]);
+        let place = VringConfigData { desc_table_addr: 1 << 40, ..place };
+        assert!(guest.frontend.set_vring_addr(0, &place).is_err());
+        assert_eq!(served.server.info().rings[0].1.faults, 2 * round + 2);
+    }
+    let lines = lines.lines();
+    // One a minute.
+    let said = lines.iter().filter(|line| line.contains("is not served any more")).count();
+    assert_eq!(said, 1, "{lines:?}");
+    assert!(lines.len() < FAULTS as usize, "{lines:?}");
 }
 
 #[test]

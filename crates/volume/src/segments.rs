@@ -16,6 +16,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_core::Bytes;
+use blockyard_os::LogLimit;
 use blockyard_store::buffer::{ALIGN, Buffer, Memory};
 use blockyard_store::{
     GoodCopies, Mirror, Pin, SegmentStore, StoreFile, StoreLocation as _, is_short,
@@ -29,7 +30,7 @@ use blockyard_volume_format::{FormatError, PAGE_BYTES, segment_name};
 use crate::error::VolumeError;
 use crate::map::{Cache, Leaf, Map, Page, Tally};
 use crate::recovery::workers::Workers;
-use crate::repairs::{LogLimit, Repairs};
+use crate::repairs::Repairs;
 
 use table::{State, Table};
 

@@ -187,7 +187,7 @@ type HostsOf = fn(&SubsystemInfo) -> u64;
 type RingOf = fn(&RingCounts) -> u64;
 
 /// Counters per device and ring of hypervisors.
-const PER_RING: [(&str, &str, RingOf); 5] = [
+const PER_RING: [(&str, &str, RingOf); 6] = [
     ("vhost_requests", "Requests of hypervisors that were answered", |ring| ring.requests),
     ("vhost_errors", "Requests of hypervisors that were answered with an error", |ring| {
         ring.errors
@@ -195,6 +195,7 @@ const PER_RING: [(&str, &str, RingOf); 5] = [
     ("vhost_kicks", "Kicks of guests that woke the thread of a ring", |ring| ring.kicks),
     ("vhost_calls", "Calls: interrupts that were sent to guests", |ring| ring.calls),
     ("vhost_sleeps", "Sleeps of the thread of a ring", |ring| ring.sleeps),
+    ("vhost_faults", "How often a ring was malformed, and not served any more", |ring| ring.faults),
 ];
 
 /// Counters per device and ring of hypervisors with one more label: its name, and its values.

@@ -540,6 +540,9 @@ pub struct RingView {
     pub spins_empty: u64,
     /// The time of all spins, in nanoseconds.
     pub spin_ns: u64,
+    /// How often the ring was malformed, and not served until the guest set it up again.
+    #[serde(default)]
+    pub faults: u64,
 }
 
 impl From<(usize, RingCounts)> for RingView {
@@ -556,6 +559,7 @@ impl From<(usize, RingCounts)> for RingView {
             spins_found: counts.spins_found,
             spins_empty: counts.spins_empty,
             spin_ns: counts.spin_ns,
+            faults: counts.faults,
         }
     }
 }

@@ -16,7 +16,7 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 23] = [
+const SMALL_FILES: [(&str, &str); 24] = [
     ("crates/cli/src/volume/progress.rs", "the progress line of several volume commands"),
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
@@ -35,6 +35,7 @@ const SMALL_FILES: [(&str, &str); 23] = [
         "crates/volume/src/open.rs",
         "above pool, committer and recovery, which may not import one another",
     ),
+    ("crates/volume/src/repairs.rs", "one log of all operations that repair"),
     ("crates/volume/src/options.rs", "plain data, below everything that has an option"),
     ("crates/yard/src/api/ublk.rs", "the requests about one protocol a file"),
     ("crates/yard/src/event.rs", "shared by the daemon, the control plane and a standby"),
