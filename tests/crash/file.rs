@@ -96,10 +96,34 @@ fn failed_sync_of_a_file_is_reported_by_all_later_flushes() {
             said.contains("until the device is opened again, writes and flushes fail"),
             "{said}"
         );
-        drop((clients, yard));
+        // The bug: these opened the file again, and the next flush of a client succeeded.
+        let refused = yard.command(&["upgrade"]);
+        assert!(refused.err.contains("a flush of its file has failed"), "{refused:?}");
+        drop(clients);
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(2 * BYTES).unwrap();
+        let refused = loop {
+            let refused = yard.command(&["rescan", "f0"]);
+            // The yard may not know yet that the clients have left.
+            if !refused.err.contains("disconnect and close first") {
+                break refused;
+            }
+        };
+        assert!(refused.err.contains("a flush of its file has failed"), "{refused:?}");
+        let mut client = connect(&yard);
+        assert_eq!(client.flush().unwrap().error, EIO, "{way}");
+        for what in [&["show", "f0"][..], &["list"]] {
+            let shown = yard.command(what).ok().out;
+            assert!(shown.contains("latched by a failed flush"), "{shown}");
+        }
+        let status = yard.command(&["status"]);
+        assert!(status.code == Some(2) && status.out.contains("file_latched f0"), "{status:?}");
+        drop((client, yard));
         let yard = serve(&path, way);
         let mut client = connect(&yard);
         assert_eq!(write(&mut client, 9, 9, true), 0);
+        let shown = yard.command(&["show", "f0"]).ok().out;
+        let by = if way == WAYS[0] { "by io_uring" } else { "by blocking calls" };
+        assert!(shown.contains(by) && !shown.contains("latched"), "{shown}");
     }
 }
 

@@ -9,7 +9,7 @@ use blockyard_yard::inject::FaultRuleView;
 use blockyard_yard::paths;
 use blockyard_yard::size::Bytes;
 use blockyard_yard::table::{Table, duration};
-use blockyard_yard::view::{DeviceView, HostView};
+use blockyard_yard::view::{DeviceView, FileAccessView, HostView};
 
 use crate::args::{AddArgs, DeviceArgs, RemoveArgs, TalkArgs};
 use crate::failure::{Code, Failure};
@@ -54,17 +54,15 @@ pub(crate) fn list(talk: &TalkArgs, out: &mut impl Write) -> Result<(), Failure>
     if devices.iter().all(|device| device.file.is_none()) {
         let mut table = Table::new(["NAME", "WHAT", "CLIENTS"]);
         for device in devices {
-            table.row([device.name, device.description, device.clients.to_string()]);
+            let what = what(&device);
+            table.row([device.name, what, device.clients.to_string()]);
         }
         return Ok(print_table(table, &["WHAT"], out)?);
     }
     let mut table = Table::new(["NAME", "WHAT", "FILE", "CLIENTS", "OPENS"]);
     for device in devices {
         let (clients, opens) = (device.clients.to_string(), device.opens.to_string());
-        let what = match ublk_text(&device).filter(|_| device.ublk_is_outdated) {
-            Some(ublk) => format!("{}; {ublk}", device.description),
-            None => device.description,
-        };
+        let what = what(&device);
         let file = device.file.unwrap_or_else(|| "-".to_owned());
         table.row([device.name, what, file, clients, opens]);
     }
@@ -122,6 +120,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("opens", device.opens.to_string()),
         ("age", duration(device.age_ns)),
     ];
+    rows.extend(device.file_access.map(|file| ("file access", file_access_text(file))));
     if let Some(zoned) = &device.zoned {
         let limit = |max: u32| if max == 0 { "no limit".to_owned() } else { max.to_string() };
         rows.push((
@@ -147,6 +146,25 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         writeln!(out, "{name:<16} {value}")?;
     }
     Ok(())
+}
+
+/// The description of a device, and what is wrong with it.
+fn what(device: &DeviceView) -> String {
+    let ublk = ublk_text(device).filter(|_| device.ublk_is_outdated);
+    let latched = device.file_access.filter(|file| file.is_latched).map(|_| LATCHED.to_owned());
+    let wrong = ublk.into_iter().chain(latched);
+    wrong.fold(device.description.clone(), |text, wrong| format!("{text}; {wrong}"))
+}
+
+/// What a latched device does.
+const LATCHED: &str = "latched by a failed flush: writes and flushes fail";
+
+/// How a device accesses its file.
+fn file_access_text(file: FileAccessView) -> String {
+    let by = if file.is_uring { "io_uring" } else { "blocking calls" };
+    let cache = if file.is_direct { "direct I/O" } else { "the page cache" };
+    let latched = if file.is_latched { format!("; {LATCHED}") } else { String::new() };
+    format!("{cache}, by {by}{latched}")
 }
 
 /// The block device of the kernel that a device is, and whether it works.

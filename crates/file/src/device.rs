@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockyard_core::provisional::Provisional;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Device, DeviceError, Extent, Geometry, Limits, SECTOR_SHIFT, Sector};
+use blockyard_sync::rcu_cell::RcuCell;
 
 use crate::backing::{self, Backing, Shared};
 use crate::blocking::BlockingQueue;
@@ -123,14 +124,31 @@ impl FileDevice {
         backing::existing(config)
     }
 
-    /// Whether I/O bypasses the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.shared.backing.is_direct
+    /// How the file is accessed, and whether the device is latched.
+    pub fn status(&self) -> FileStatus {
+        FileStatus {
+            is_direct: self.shared.backing.is_direct,
+            is_uring: self.is_uring,
+            is_latched: Arc::clone(&self.shared.is_latched),
+        }
     }
+}
 
+/// How a device accesses its file, and whether it is latched. Does not keep the file open.
+#[derive(Clone, Debug)]
+pub struct FileStatus {
+    /// Whether I/O bypasses the page cache.
+    pub is_direct: bool,
     /// Whether io_uring executes requests, and not blocking calls.
-    pub fn is_uring(&self) -> bool {
-        self.is_uring
+    pub is_uring: bool,
+    is_latched: Arc<RcuCell<bool>>,
+}
+
+impl FileStatus {
+    /// Whether a flush has failed, so that changes and flushes fail until the device is opened
+    /// again.
+    pub fn is_latched(&self) -> bool {
+        *self.is_latched.get()
     }
 }
 

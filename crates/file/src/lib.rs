@@ -17,6 +17,6 @@ mod ring;
 mod zoned;
 
 pub use config::{Direct, FileConfig, IoEngine};
-pub use device::FileDevice;
+pub use device::{FileDevice, FileStatus};
 pub use error::FileDeviceError;
 pub use queue::FileQueue;

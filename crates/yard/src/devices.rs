@@ -498,6 +498,11 @@ impl Devices {
                 return Err(error);
             }
         };
+        // Now: what was in flight has completed.
+        if let Err(error) = entry.check_latch() {
+            self.publish(entry, index, suspended)?;
+            return Err(error);
+        }
         let released = entry.release();
         // A request that lists the devices may have it for a moment longer, and an open volume can
         // neither be changed nor opened again.
@@ -522,7 +527,7 @@ impl Devices {
     ///
     /// # Errors
     /// If there is no such device, it is no file, another file is at the path, the length is not a
-    /// multiple of the device's blocks, or clients use the device that may not.
+    /// multiple of the device's blocks, clients use the device that may not, or a flush has failed.
     pub fn rescan(&self, name: &str) -> Result<DeviceEntry, YardError> {
         let entry = self.find(name)?;
         let refused = |why: String| YardError::Rescan { name: name.to_owned(), why };

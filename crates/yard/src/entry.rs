@@ -7,6 +7,7 @@ use blockyard_core::Disk;
 use blockyard_core::claim::ClaimState;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
+use blockyard_file::FileStatus;
 use blockyard_nvme::Subsystems;
 use blockyard_ram::Ram;
 use blockyard_store::PoolBacking;
@@ -36,6 +37,8 @@ pub struct DeviceEntry {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
+    /// How the device accesses its file, if it is a `file` device.
+    pub file: Option<FileStatus>,
     /// What tells the data of the device from those of one that was made again at the same place.
     pub(crate) identity: String,
     /// The device as an NVMe subsystem, if the yard has a table of them.
@@ -53,6 +56,7 @@ pub(crate) struct ReleasedEntry {
     ram: Option<Weak<Ram>>,
     /// The open pool, and its state, which a stream of a volume may have for longer.
     pool: Option<(Weak<Running>, Weak<Pool<PoolBacking>>)>,
+    file: Option<FileStatus>,
     lock: Arc<RmwLock>,
     claim: Arc<ClaimState>,
     pub(crate) spec: DeviceSpec,
@@ -90,6 +94,7 @@ impl ReleasedEntry {
             notes: self.notes.clone(),
             ram,
             pool,
+            file: self.file.clone(),
             identity: self.identity.clone(),
             nvme: None,
             since: self.since,
@@ -111,21 +116,24 @@ pub(crate) struct NvmeExport {
 impl DeviceEntry {
     /// A device that was opened just now, and is not exported yet.
     pub(crate) fn new(spec: DeviceSpec, made: Made) -> DeviceEntry {
-        let Made { disk, notes, ram, pool, identity, .. } = made;
+        let Made { disk, notes, ram, pool, file, identity, .. } = made;
         let work = Arc::new(Semaphore::new(WORK_MAX));
         let since = Instant::now();
         // One lock for sub-block writes by any protocol.
         let shared = SharedDisk::from(Arc::clone(&disk));
-        DeviceEntry { spec, disk, notes, ram, pool, identity, nvme: None, since, work, shared }
+        let nvme = None;
+        DeviceEntry { spec, disk, notes, ram, pool, file, identity, nvme, since, work, shared }
     }
 
     /// The device as one that this process no longer keeps open.
     pub(crate) fn release(self) -> ReleasedEntry {
-        let DeviceEntry { spec, disk, notes, ram, pool, identity, since, work, shared, .. } = self;
+        let DeviceEntry { spec, disk, notes, ram, pool, file, .. } = self;
+        let DeviceEntry { identity, since, work, shared, .. } = self;
         ReleasedEntry {
             disk: Arc::downgrade(&disk),
             ram: ram.as_ref().map(Arc::downgrade),
             pool: pool.as_ref().map(|pool| (Arc::downgrade(pool), Arc::downgrade(pool.pool()))),
+            file,
             lock: shared.lock,
             claim: shared.claim,
             spec,
@@ -133,6 +141,17 @@ impl DeviceEntry {
             identity,
             since,
             work,
+        }
+    }
+
+    /// Checks that clients of the device may go on after it was closed and opened again.
+    ///
+    /// # Errors
+    /// If a flush of its file has failed: a flush after the opening would succeed.
+    pub(crate) fn check_latch(&self) -> Result<(), YardError> {
+        match self.file.as_ref().is_some_and(FileStatus::is_latched) {
+            true => Err(YardError::Latched { name: self.spec.name().to_owned() }),
+            false => Ok(()),
         }
     }
 

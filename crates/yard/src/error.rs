@@ -553,6 +553,16 @@ pub enum YardError {
     /// The zones of a device cannot be saved or loaded.
     #[error(transparent)]
     ZoneImage(ZoneImageError),
+    /// A flush of the file of a device has failed, and clients would lose sight of it.
+    #[error(
+        "`{name}` cannot be opened again while clients go on: a flush of its file has failed, so \
+         completed writes may be lost, and a later flush would succeed; remove the device and add \
+         it again"
+    )]
+    Latched {
+        /// The device.
+        name: String,
+    },
     /// The length of a file cannot be read again.
     #[error("cannot rescan `{name}`: {why}")]
     Rescan {
@@ -754,7 +764,7 @@ impl YardError {
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
-            YardError::Rescan { .. } => "rescan_failed",
+            YardError::Rescan { .. } | YardError::Latched { .. } => "rescan_failed",
             YardError::ZoneImage(_) => "zone_image_failed",
             YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
@@ -786,6 +796,7 @@ impl YardError {
             | YardError::NotZoned { name }
             | YardError::NotRam { name }
             | YardError::Rescan { name, .. }
+            | YardError::Latched { name }
             | YardError::Mounted { name, .. }
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }
@@ -819,9 +830,7 @@ impl YardError {
             | YardError::Overloaded { name, .. }
             | YardError::Fault(FaultError::NoSuchRule { name, .. })
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
-            YardError::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => {
-                (key, value)
-            }
+            Self::Uri(UriError::Param(ParamError::BadValue { key, value, .. })) => (key, value),
             YardError::Uri(UriError::Param(ParamError::UnknownKey { key, .. })) => (key, ""),
             YardError::NoSuchTunable { name, .. } => (name, ""),
             YardError::NoSuchPool { path, .. } => ("pool", path),

@@ -13,6 +13,7 @@ use blockyard_core::middleware::{FaultInjector, InjectedFaults};
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Op, SECTOR_BYTES};
+use blockyard_file::FileStatus;
 use blockyard_nbd::MemoryUse;
 use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
@@ -129,6 +130,8 @@ struct DeviceSample {
     scheduler: &'static str,
     scheduled: Scheduled,
     ram: Option<RamView>,
+    /// For a `file` device: whether it is latched.
+    is_latched: Option<bool>,
     /// For a RAM disk: objects by size, blocks by age.
     sizes: Vec<SizeView>,
     ages: Vec<u64>,
@@ -158,6 +161,7 @@ impl DeviceSample {
             scheduler: scheduler::active(entry.disk.as_ref()),
             scheduled: scheduled.unwrap_or_default(),
             ram,
+            is_latched: entry.file.as_ref().map(FileStatus::is_latched),
             sizes,
             ages,
         }
@@ -354,6 +358,7 @@ impl Collector for MetricsSample {
         self.encode_nvme(&mut encoder)?;
         self.encode_vhost(&mut encoder)?;
         self.encode_ublk(&mut encoder)?;
+        self.encode_files(&mut encoder)?;
         self.encode_warnings(&mut encoder)?;
         self.encode_process(&mut encoder)
     }
@@ -456,6 +461,18 @@ impl MetricsSample {
         for (device, is_outdated) in &self.block_devices {
             let device = [("device", device.as_str())];
             family.encode_family(&device)?.encode_gauge(&u64::from(*is_outdated))?;
+        }
+        Ok(())
+    }
+
+    fn encode_files(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 if a flush of the file has failed, so that writes and flushes fail";
+        let mut family =
+            encoder.encode_descriptor("file_latched", help, None, MetricType::Gauge)?;
+        for device in &self.devices {
+            let Some(is_latched) = device.is_latched else { continue };
+            let name = [("device", device.name.as_str())];
+            family.encode_family(&name)?.encode_gauge(&u64::from(is_latched))?;
         }
         Ok(())
     }

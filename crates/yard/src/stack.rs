@@ -17,6 +17,7 @@ use blockyard_core::sched::shared::Scheduled;
 use blockyard_core::zone::gate::{GateMode, Gates, Ungated, ZoneWritePlugs};
 use blockyard_core::zone::{AtomicZoneSet, ZoneSet};
 use blockyard_core::{Composed, Device, Disk};
+use blockyard_file::FileStatus;
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
@@ -52,6 +53,8 @@ pub struct Made {
     pub ram: Option<Arc<Ram>>,
     /// The pool that the device is in, if it is a volume.
     pub pool: Option<Arc<Running>>,
+    /// How the device accesses its file, if it is a `file` device.
+    pub file: Option<FileStatus>,
     /// Whether what this opening made on disk stays when the device is closed.
     pub provisional: Provisional,
     /// What tells the data of this device from those of one that was made again at the same place;
@@ -67,7 +70,7 @@ impl Made {
         let (notes, provisional) = (Vec::new(), Provisional::kept());
         let identity = String::new();
         let trace = Mutex::new(None);
-        Made { disk, notes, ram: None, pool: None, provisional, identity, trace }
+        Made { disk, notes, ram: None, pool: None, file: None, provisional, identity, trace }
     }
 
     /// The device in place of which its users get `disk`, a wrapper of it.

@@ -4,6 +4,7 @@ use blockyard_core::channel::Stats;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_core::zone::{ZoneCond, ZoneInfo, ZoneType};
 use blockyard_core::{Op, Sector};
+use blockyard_file::FileStatus;
 use blockyard_nbd::MemoryUse;
 use blockyard_sync::counter::{HISTOGRAM_BUCKETS, bucket_floor, bucket_of};
 use blockyard_ublk::{UblkInfo, block_path};
@@ -88,6 +89,9 @@ pub struct DeviceView {
     /// after a change of the device that the block device did not take over.
     #[serde(default)]
     pub ublk_is_outdated: bool,
+    /// How it accesses its file, if it is a `file` device.
+    #[serde(default)]
+    pub file_access: Option<FileAccessView>,
     /// The path of its block file, if files are mounted.
     #[serde(default)]
     pub file: Option<String>,
@@ -165,6 +169,25 @@ pub struct HostView {
     pub queue_numbers: Vec<u16>,
 }
 
+/// How a `file` device accesses its file.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct FileAccessView {
+    /// Whether I/O bypasses the page cache.
+    pub is_direct: bool,
+    /// Whether io_uring executes requests, and not blocking calls.
+    pub is_uring: bool,
+    /// Whether a flush has failed, so that changes and flushes fail until the device is removed and
+    /// added again.
+    pub is_latched: bool,
+}
+
+impl From<&FileStatus> for FileAccessView {
+    fn from(status: &FileStatus) -> FileAccessView {
+        let FileStatus { is_direct, is_uring, .. } = *status;
+        FileAccessView { is_direct, is_uring, is_latched: status.is_latched() }
+    }
+}
+
 impl DeviceView {
     /// A device with its clients, its file and its sockets.
     pub fn new(entry: &DeviceEntry, devices: &Devices) -> DeviceView {
@@ -209,6 +232,7 @@ impl DeviceView {
             vhost: devices.vhost().find(name).map(|(place, _)| format!("unix:{}", place.place)),
             ublk_is_outdated: ublk.as_ref().is_some_and(|info| info.is_outdated),
             ublk: ublk.map(|info| block_path(info.id)),
+            file_access: entry.file.as_ref().map(FileAccessView::from),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file
                 .as_ref()

@@ -1,4 +1,5 @@
-//! Warnings: conditions of pools, RAM disks and backups that an administrator should know of.
+//! Warnings: conditions of pools, RAM disks, files and backups that an administrator should know
+//! of.
 //!
 //! [`Warnings::update`] compares the conditions of now with the warnings that are raised: each is
 //! logged once when it is raised, and once when it is over. A measure that goes up and down around
@@ -32,6 +33,8 @@ pub enum WarningKind {
     PoolHeld,
     /// A copy of a pool is not good.
     CopyBad,
+    /// A flush of the file of a device failed: writes and flushes fail.
+    FileLatched,
     /// The last scrub of a pool found damage that it could not repair.
     ScrubDamage,
     /// Writes to a pool in an object store may be missing that another machine acknowledged.
@@ -52,12 +55,13 @@ pub enum WarningKind {
 
 impl WarningKind {
     /// All kinds.
-    pub const ALL: [WarningKind; 13] = [
+    pub const ALL: [WarningKind; 14] = [
         WarningKind::PoolFill,
         WarningKind::NoSpace,
         WarningKind::PoolReadOnly,
         WarningKind::PoolHeld,
         WarningKind::CopyBad,
+        WarningKind::FileLatched,
         WarningKind::ScrubDamage,
         WarningKind::WritesMissing,
         WarningKind::WritesLost,
@@ -76,6 +80,7 @@ impl WarningKind {
             WarningKind::PoolReadOnly => "pool_read_only",
             WarningKind::PoolHeld => "pool_held",
             WarningKind::CopyBad => "copy_bad",
+            WarningKind::FileLatched => "file_latched",
             WarningKind::ScrubDamage => "scrub_damage",
             WarningKind::WritesMissing => "writes_missing",
             WarningKind::WritesLost => "writes_lost",
@@ -94,6 +99,7 @@ impl WarningKind {
             | WarningKind::PoolReadOnly
             | WarningKind::PoolHeld
             | WarningKind::CopyBad
+            | WarningKind::FileLatched
             | WarningKind::ScrubDamage
             | WarningKind::WritesMissing
             | WarningKind::WritesLost => true,
@@ -111,8 +117,8 @@ impl WarningKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
     /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `pool_held`, `copy_bad`,
-    /// `scrub_damage`, `writes_missing`, `writes_lost`, `local_log_failed`, `lease_unreadable`,
-    /// `reservations`, `ram_limit` or `backup_failed`.
+    /// `file_latched`, `scrub_damage`, `writes_missing`, `writes_lost`, `local_log_failed`,
+    /// `lease_unreadable`, `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.
     pub severity: String,

@@ -76,7 +76,8 @@ impl Devices {
     /// `keeps` does not ask.
     ///
     /// # Errors
-    /// If an exporter has a client of a device, or requests have one for longer than `timeout`.
+    /// If an exporter has a client of a device, requests have one for longer than `timeout`, or a
+    /// flush of a file has failed.
     /// Then all devices are as before, but for those that could not be opened again.
     pub(crate) fn withdraw_all(
         &self,
@@ -85,7 +86,8 @@ impl Devices {
     ) -> Result<WithdrawnDevices<'_>, WithdrawError> {
         let mut withdrawn = WithdrawnDevices { all: Vec::new() };
         while let Some((entry, reserved)) = self.take_first() {
-            if let Err(error) = self.take_back(&entry) {
+            // It has no client and nothing in flight any more.
+            if let Err(error) = entry.check_latch().and_then(|()| self.take_back(&entry)) {
                 // It has all its exporters still. Those before it come before it again.
                 self.table().entries.insert(0, entry);
                 drop(reserved);

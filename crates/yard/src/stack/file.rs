@@ -12,11 +12,12 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
     let opened = FileDevice::open_provisional(&config(spec));
     let device = opened.map_err(|error| refused(spec, error))?;
     let (provisional, identity) = (device.provisional().clone(), device.identity());
+    let file = Some(device.status());
     let disk = match device.geometry().zones {
         Some(_) => with_delay::<Zoned, _>(spec, device)?,
         None => with_delay::<Conventional, _>(spec, device)?,
     };
-    Ok(Made { provisional, identity, ..Made::without_files(disk) })
+    Ok(Made { file, provisional, identity, ..Made::without_files(disk) })
 }
 
 /// The identity of an existing file.

@@ -148,6 +148,7 @@ fn obstacles(control: &Control, plan: &UpgradePlan, force: bool) -> Vec<String> 
     for entry in devices.list() {
         let name = entry.spec.name();
         whys.extend(memory::obstacle(&entry.spec));
+        whys.extend(entry.check_latch().err().map(|error| error.to_string()));
         if let Some(pool) = &entry.pool
             && let Err(error) = check_secret(&entry.spec, pool)
         {

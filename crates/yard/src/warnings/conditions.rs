@@ -1,6 +1,7 @@
-//! The conditions of pools, RAM disks and backup policies about which a yard warns, from their
-//! state at one moment.
+//! The conditions of pools, RAM disks, files and backup policies about which a yard warns, from
+//! their state at one moment.
 
+use blockyard_file::FileStatus;
 use blockyard_volume_admin::prune::Period;
 
 use super::{Condition, KnownPool, Level, WarningKind};
@@ -152,6 +153,18 @@ pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Co
         subject: name.to_owned(),
         level: fill_level(used, limit, mark_percent),
         message: format!("{share}% of its memory: {} of {}", rounded(used), rounded(limit)),
+    }
+}
+
+/// The condition of a `file` device.
+pub(crate) fn file_condition(name: &str, status: &FileStatus) -> Condition {
+    Condition {
+        kind: WarningKind::FileLatched,
+        subject: name.to_owned(),
+        level: Level::of(status.is_latched()),
+        message: "a flush of its file failed, and completed writes may be lost; writes and \
+                  flushes fail until the device is removed and added again"
+            .to_owned(),
     }
 }
 
