@@ -819,10 +819,7 @@ impl Drop for Daemon {
         }
         self.servers.drain(..).for_each(|server| server.stop());
         nvme.stop();
-        for entry in self.devices.list() {
-            // A request may have removed the device just now.
-            let _ = self.devices.remove(entry.spec.name(), DRAIN);
-        }
+        self.devices.close_all(DRAIN);
         if let Some(stdio) = self.stdio.take() {
             // A panic of the thread was reported when it happened.
             let _ = stdio.join();

@@ -27,6 +27,7 @@ use crate::view::{FormatRequest, FormatView, HostView, MountView};
 use crate::warnings::Warnings;
 use crate::zonefs::Mounts;
 
+mod close;
 mod hand_over;
 
 pub(crate) use hand_over::WithdrawnDevices;
