@@ -15,7 +15,8 @@
 //! ```
 //!
 //! A thread owns its ring, a channel of the device, and memory for the data of each tag. It takes
-//! no lock and allocates nothing per request. It ends when the kernel has cancelled all fetches:
+//! no lock and allocates nothing per request, except for what the device needs for a report of its
+//! zones. It ends when the kernel has cancelled all fetches:
 //! when the device is stopped. The kernel takes the commands of a tag from one thread only, so that
 //! the thread stays while its disk is replaced.
 #![allow(unsafe_code)] // Submissions name descriptors and memory.
@@ -801,9 +802,13 @@ mod tests {
     use blockyard_core::inject::Injection;
     use blockyard_core::{Composed, DeviceError, Extent, Geometry, Limits};
     use blockyard_null::{Null, NullConfig};
+    use blockyard_testing::allocations::Counting;
 
     use super::*;
     use crate::abi::DESCRIPTOR_BYTES;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
 
     const DEPTH: u16 = 4;
     /// A descriptor of a read of 8 sectors: operation and flags, sectors, first sector, address.
@@ -945,6 +950,20 @@ mod tests {
         /// Requests that were completed, and those of them with an error.
         fn counts(&self) -> (u64, u64) {
             (self.prepared.counts.requests.get(), self.prepared.counts.errors.get())
+        }
+    }
+
+    #[test]
+    fn requests_allocate_nothing() {
+        let mut queue = Fixture::new(disk());
+        for round in 0..4 {
+            queue.with(|thread| {
+                let before = Counting::made();
+                (0..DEPTH).for_each(|tag| thread.arrived(tag, 0));
+                assert_eq!(thread.execute(), usize::from(DEPTH));
+                assert_eq!(Counting::made() - before, 0, "round {round}");
+            });
+            assert_eq!(queue.counts(), ((round + 1) * u64::from(DEPTH), 0));
         }
     }
 
