@@ -104,10 +104,13 @@ impl SessionShared {
         watch: &DeviceWatch,
         request: &ConnectRequest,
     ) -> Result<IoQueue, ConnectRefusal> {
+        let other = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
+        if self.discovery_only {
+            return Err(other);
+        }
         let unknown = ConnectRefusal::in_data(CONTROLLER_OFFSET);
         let controllers = &self.subsystems.controllers;
         let controller = controllers.find(request.controller).ok_or(unknown)?;
-        let other = ConnectRefusal::in_data(SUBSYSTEM_OFFSET);
         if controller.target.identity().is_none_or(|it| it.nqn != request.subsystem) {
             return Err(other);
         }

@@ -320,6 +320,10 @@ fn a_discovery_port_leads_to_the_port_of_the_devices() {
         [itself.clone(), (PLAIN.to_owned(), there.clone()), (ZONED.to_owned(), there.clone())];
     assert_eq!(read(&mut discovery), wanted);
     assert_eq!(finder.idle(0).connect(PLAIN, 0, 0xffff, 31, 0).status, 0x4182);
+    // The bug: an I/O queue of a controller of the other port was admitted here.
+    let (_admin, controller) = target.admin(PLAIN, 0);
+    assert_eq!(finder.idle(0).connect(PLAIN, 1, controller, 31, 0).status, 0x4182);
+    assert_eq!(target.idle(0).connect(PLAIN, 1, controller, 31, 0).status, 0);
     // The port of the devices answers discovery too.
     let (mut other, _) = target.admin(DISCOVERY, 0);
     assert_eq!(read(&mut other)[0], (DISCOVERY.to_owned(), there));

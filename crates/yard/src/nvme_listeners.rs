@@ -10,6 +10,7 @@
 //! Every listener applies the access rules of the table of subsystems, whenever it is started.
 #![allow(clippy::disallowed_types)] // The table of listeners is control plane.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -413,14 +414,15 @@ impl NvmeListener {
         let mut warnings: Vec<_> = addresses.iter().filter_map(warning).collect();
         warnings.dedup();
         let connections = self.server.connections();
-        let is_host = |link: &&LinkInfo| {
-            link.queue == Some(0) && link.subsystem.as_deref() != Some(DISCOVERY_NQN)
-        };
+        let is_of_device = |link: &&LinkInfo| link.subsystem.as_deref() != Some(DISCOVERY_NQN);
+        // The admin queue of a controller may be at another listener than its I/O queues.
+        let of_devices = connections.iter().filter(is_of_device);
+        let controllers: BTreeSet<u16> = of_devices.filter_map(|link| link.controller).collect();
         ListenerView {
             place: self.place.clone(),
             addresses: addresses.iter().map(|address| format!("tcp:{address}")).collect(),
             discovery: self.is_discovery,
-            hosts: connections.iter().filter(is_host).count() as u64,
+            hosts: controllers.len() as u64,
             warnings: warnings.into_iter().map(str::to_owned).collect(),
         }
     }
