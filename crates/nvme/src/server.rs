@@ -246,20 +246,32 @@ impl TargetServer {
 
     /// Stops accepting, lets the device complete every host's commands, and disconnects all hosts
     /// when they have their answers. Connections that take too long are cut off. Does nothing if
-    /// the server is already stopped.
+    /// the server was stopped before.
     pub fn stop(&self) {
-        self.begin_shutdown();
-        let shared = &self.shared;
+        TargetServer::stop_all(&[self], Instant::now() + self.shared.options.drain_timeout);
+    }
+
+    /// Stops several servers as [`TargetServer::stop`]: all share the deadline, and the time after
+    /// it in which connections that were cut off end.
+    pub fn stop_all(servers: &[&TargetServer], deadline: Instant) {
+        servers.iter().for_each(|server| server.begin_shutdown());
+        let is_first = |server: &&TargetServer| server.stop_accepting();
+        let stopped: Vec<_> = servers.iter().copied().filter(is_first).collect();
+        // Also hosts that were accepted just then.
+        TargetServer::disconnect_all(&stopped, deadline);
+    }
+
+    /// Waits for the end of the accepting thread; `false` if an earlier call has.
+    fn stop_accepting(&self) -> bool {
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(accepting) = accepting {
-            // A panic of the thread was reported when it happened.
-            let _ = accepting.join();
-        }
+        let Some(accepting) = accepting else { return false };
+        // A panic of the thread was reported when it happened.
+        let _ = accepting.join();
+        let shared = &self.shared;
         if !shared.options.discovery_only {
             shared.session.subsystems.remove_ports(&shared.addresses);
         }
-        // Also a host that was accepted just then.
-        self.disconnect(Instant::now() + shared.options.drain_timeout);
+        true
     }
 
     /// Lets the device complete every host's commands, and disconnects all hosts when they have

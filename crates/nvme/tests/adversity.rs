@@ -5,7 +5,8 @@
 mod initiator;
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_null::{IrqMode, NullConfig};
@@ -475,4 +476,21 @@ fn a_server_that_stops_disconnects_its_hosts() {
     // Nothing listens any more. A stopped server kept its sockets until it was dropped.
     let refused = TcpStream::connect(target.address()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+/// The bug: a stopped server removed its addresses again when it was dropped, and with them those
+/// of the server that had them by then.
+#[test]
+fn a_server_that_was_stopped_leaves_the_port_to_the_next_one() {
+    let Target { subsystems, server } = target();
+    let address = server.local_addrs()[0];
+    server.stop();
+    assert!(!subsystems.is_served());
+    let (listener, options) = (TcpListener::bind(address).unwrap(), TargetOptions::default());
+    let next = TargetServer::start(Arc::clone(&subsystems), vec![listener], options).unwrap();
+    server.stop();
+    drop(server);
+    assert!(subsystems.is_served());
+    drop(next);
+    assert!(!subsystems.is_served());
 }

@@ -101,7 +101,8 @@ impl EndingListeners {
     /// Waits until all listeners have stopped, and then for the threads of their connections. A
     /// thread that a device holds is left to itself, so that the yard ends.
     pub(crate) fn stop(self) {
-        self.listeners.iter().for_each(|listener| listener.server.stop());
+        let servers: Vec<_> = self.listeners.iter().map(|listener| &listener.server).collect();
+        TargetServer::stop_all(&servers, Instant::now() + DRAIN);
         if let Some(threads) = self.threads {
             threads.stop(Instant::now() + THREADS_GRACE);
         }
