@@ -175,7 +175,8 @@ enum ParseStop {
     Batch,
     /// The next PDU is for a device that is being replaced.
     Absent(Arc<Subsystem>),
-    /// The queue's device is being replaced or removed: a wake or a completion continues.
+    /// Commands in flight use the device, which is being replaced or removed: a wake or a
+    /// completion continues.
     Renews,
     /// A value of Diffie-Hellman is being computed.
     Computes,
@@ -630,8 +631,8 @@ impl<S: HostStream> HostConnection<S> {
             return ParseStop::Computes;
         }
         while self.phase == Phase::Serves && !self.outbox.is_full() && !self.has_scanned {
-            if let Some(device) = self.absent_device() {
-                return ParseStop::Absent(device);
+            if let Some(stop) = self.stop_for_device() {
+                return stop;
             }
             match self.parse_one() {
                 Ok(true) if self.computing.is_some() => return ParseStop::Computes,
@@ -684,19 +685,29 @@ impl<S: HostStream> HostConnection<S> {
         ParseStop::Batch
     }
 
-    /// The device for whose command the next PDU is, if it is being replaced.
-    fn absent_device(&mut self) -> Option<Arc<Subsystem>> {
+    /// What the next PDU waits for, if it is of a command for a device that is being replaced or
+    /// removed.
+    fn stop_for_device(&mut self) -> Option<ParseStop> {
         let QueueRole::Io(queue) = &self.role else { return None };
         if !queue.has_all_devices() {
             return None;
         }
+        let nsid = self.next_namespace()?;
+        let QueueRole::Io(queue) = &self.role else { return None };
+        match queue.is_returning(nsid) {
+            true => Some(ParseStop::Renews),
+            false => queue.absent_device(nsid).map(ParseStop::Absent),
+        }
+    }
+
+    /// The namespace of the command of which the next PDU is.
+    fn next_namespace(&mut self) -> Option<u32> {
         let unread = self.inbox.unread();
         let index = match (&self.receiving, unread.first()) {
             (Some(data), _) => data.slot,
             (None, Some(&pdu_type::CAPSULE_CMD)) => {
                 let sqe = Sqe::parse(unread.get(COMMON_HEADER_BYTES..CAPSULE_HEADER_BYTES)?)?;
-                let nsid = (sqe.opcode() != FABRICS_OPCODE).then(|| sqe.nsid())?;
-                return queue.absent_device(nsid);
+                return (sqe.opcode() != FABRICS_OPCODE).then(|| sqe.nsid());
             }
             (None, Some(&pdu_type::H2C_DATA)) => {
                 let ids = unread.get(COMMON_HEADER_BYTES..COMMON_HEADER_BYTES + 4)?;
@@ -704,7 +715,9 @@ impl<S: HostStream> HostConnection<S> {
             }
             _ => return None,
         };
-        queue.absent_device_of(self.slots.get(index))
+        let slot = self.slots.get(index);
+        // A command for authentication has no device.
+        (slot.device != 0).then(|| slot.sqe.nsid())
     }
 
     /// Parses one PDU, or data of one; `false` if more bytes are needed.

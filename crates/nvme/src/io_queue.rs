@@ -52,7 +52,8 @@ pub(crate) struct IoQueue {
 pub(crate) enum Renewal {
     /// It has.
     Ready,
-    /// Commands in flight use a disk that is being replaced or removed.
+    /// Commands in flight use the disk of the device's own subsystem, which is being replaced or
+    /// removed.
     InUse,
     /// The device is being replaced.
     Absent,
@@ -157,6 +158,12 @@ impl IoQueue {
         matches!(self.controller.target, ControllerTarget::All(_))
     }
 
+    /// Whether commands of the subsystem of all devices still execute on a disk of this namespace
+    /// that is being replaced or removed. Later ones wait for their end.
+    pub(crate) fn is_returning(&self, nsid: u32) -> bool {
+        self.namespaces.iter().any(|it| it.nsid == nsid && it.is_outdated())
+    }
+
     /// The device of a namespace that is not open, if it is being replaced. A queue of a device's
     /// own subsystem waits for the device in [`IoQueue::renew`].
     pub(crate) fn absent_device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
@@ -245,9 +252,10 @@ impl IoQueue {
         self.namespaces.len()
     }
 
-    /// Whether there is something for another round, after one that has `reaped` completions.
+    /// Whether there is something for another round, after one that has `reaped` completions: an
+    /// outdated disk may be without commands now.
     pub(crate) fn has_more(&self, reaped: usize) -> bool {
-        self.namespaces.iter().any(|it| it.has_more(reaped))
+        self.namespaces.iter().any(|it| it.has_more(reaped) || (reaped > 0 && it.is_outdated()))
     }
 
     /// Whether any device has something to do.
@@ -261,9 +269,10 @@ impl IoQueue {
         !self.has_all_devices() && self.namespaces.iter().any(NamespaceQueue::is_outdated)
     }
 
-    /// Returns the disks that are being replaced or removed, once their commands are completed. A
-    /// queue of a device's own subsystem opens a channel to the successor. In the subsystem of all
-    /// devices, the next command for a namespace opens it, so that commands for others do not wait.
+    /// Returns the disks that are being replaced or removed, each once its commands are completed.
+    /// A queue of a device's own subsystem opens a channel to the successor. In the subsystem of
+    /// all devices, the next command for a namespace opens it, and commands for others do not wait
+    /// ([`IoQueue::is_returning`]).
     pub(crate) fn renew(&mut self) -> Renewal {
         if self.missing.is_none() && !self.namespaces.iter().any(NamespaceQueue::is_outdated) {
             return Renewal::Ready;
@@ -273,14 +282,15 @@ impl IoQueue {
 
     #[cold]
     fn renew_outdated(&mut self) -> Renewal {
-        if !self.namespaces.iter().all(|it| !it.is_outdated() || it.is_idle()) {
-            return Renewal::InUse;
-        }
-        while let Some(at) = self.namespaces.iter().position(NamespaceQueue::is_outdated) {
+        let is_returned = |it: &NamespaceQueue| it.is_outdated() && it.is_idle();
+        while let Some(at) = self.namespaces.iter().position(is_returned) {
             let (_, subsystem) = self.namespaces.swap_remove(at).close();
             if !self.has_all_devices() {
                 self.missing = Some(subsystem);
             }
+        }
+        if self.has_lost_device() {
+            return Renewal::InUse;
         }
         let Some(subsystem) = self.missing.take() else { return Renewal::Ready };
         match self.open_channel(NSID, &subsystem) {

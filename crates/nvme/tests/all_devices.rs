@@ -18,6 +18,7 @@ use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Disk, Op, Sector};
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
+use initiator::faulty::{Fault, FaultyDisk, Gate};
 use initiator::{
     ALL, DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
     disk, h2c_header, pattern, plain, pointed, target_of_all, with,
@@ -607,3 +608,30 @@ fn a_host_that_does_not_receive_is_cut_off_when_a_device_is_removed() {
     }
     panic!("no connection was cut off");
 }
+
+/// The bug: while a command for a device that was removed was in flight, the queue executed no
+/// command for other devices.
+#[test]
+fn a_queue_uses_other_devices_while_a_removed_one_completes_its_commands() {
+    let target = target();
+    let gate = Arc::<Gate>::default();
+    target.subsystems.add("held", FaultyDisk::serving(Fault::Holds, &gate)).unwrap();
+    let (mut admin, mut io) = queues(&target);
+    listen(&mut admin);
+    let held = io.capsule(pointed(to(3, command(READ, 0, 1)), 0x5a, 512), &[]);
+    gate.await_blocked();
+    let subsystems = Arc::clone(&target.subsystems);
+    let removal = std::thread::spawn(move || subsystems.remove("held", DRAIN));
+    event(&mut admin);
+    let data = pattern(16384, 5);
+    assert_eq!(io.write(to(1, command(WRITE, 0, 32)), &data).status, 0);
+    assert_eq!(io.read(to(1, command(READ, 0, 32)), data.len()).data, data);
+    // A command for the removed device waits for the end of its commands.
+    let late = io.capsule(pointed(to(3, command(FLUSH, 0, 0)), 0x01, 0), &[]);
+    gate.open();
+    let done = [(); 2].map(|()| io.done()).map(|done| (done.cid, done.status));
+    assert_eq!(done, [(held, 0), (late, 0x4002)]);
+    removal.join().unwrap().unwrap();
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+}
+
