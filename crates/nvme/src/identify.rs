@@ -2,6 +2,8 @@
 //!
 //! Offsets in the code are those of the standard's figures.
 
+use ring::hmac;
+
 use crate::command::StatusCode;
 use crate::events::{EVENTS_MAX, NoticeKind};
 use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
@@ -56,24 +58,22 @@ pub struct Identity {
 
 impl Identity {
     /// The identity of a device: the same after a restart, another one for another name or `host`.
-    pub fn of(nqn: String, host: &str) -> Identity {
-        let hash = fnv1a_128(&[nqn.as_bytes(), host.as_bytes()]);
-        let mut uuid = hash.to_be_bytes();
+    /// Other `contents` give the namespace another UUID: a host that has pages of the earlier ones
+    /// in its cache then does not take the namespace for the one that it knew.
+    pub fn of(nqn: String, host: &str, contents: &str) -> Identity {
+        // `host` must not be computable from what the network shows (machine-id(5)).
+        let key = hmac::Key::new(hmac::HMAC_SHA256, host.as_bytes());
+        let serial = hmac::sign(&key, nqn.as_bytes());
+        let serial = serial.as_ref().iter().take(10).map(|byte| format!("{byte:02x}")).collect();
+        // An NQN has no NUL.
+        let tag = hmac::sign(&key, format!("{nqn}\0{contents}").as_bytes());
+        let tag = tag.as_ref().first_chunk::<16>();
+        let mut uuid = *tag.expect("a tag of SHA-256 has 32 bytes");
         // Version 8: made by a rule of its own. The variant of RFC 9562.
         uuid[6] = 0x80 | uuid[6] & 0x0f;
         uuid[8] = 0x80 | uuid[8] & 0x3f;
-        let serial = format!("{:020x}", hash >> 48);
         Identity { nqn, serial, uuid }
     }
-}
-
-/// FNV-1a with 128 bits, over parts that are kept apart.
-fn fnv1a_128(parts: &[&[u8]]) -> u128 {
-    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
-    for byte in parts.iter().flat_map(|part| part.iter().chain(&[0])) {
-        hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
-    }
-    hash
 }
 
 /// A structure that is filled in at offsets.
@@ -343,16 +343,26 @@ mod tests {
     }
 
     fn identity() -> Identity {
-        Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host")
+        Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host", "")
     }
 
     #[test]
     fn an_identity_is_stable_and_unique() {
         assert_eq!(identity(), identity());
-        let other = Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "other");
+        let other = Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "other", "");
         assert_ne!((identity().uuid, identity().serial), (other.uuid, other.serial.clone()));
         assert_eq!(other.serial.len(), 20);
         assert_eq!((other.uuid[6] >> 4, other.uuid[8] >> 6), (8, 2));
+    }
+
+    /// The values are those of Python's module hmac.
+    #[test]
+    fn an_identity_is_a_keyed_hash_of_the_name_and_the_contents() {
+        let of = |contents| Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host", contents);
+        assert_eq!(of("").serial, "17d68f321e064952e836");
+        assert_eq!(u128::from_be_bytes(of("").uuid), 0x9a57_8acd_1663_80ae_92ab_6a0e_ba01_af57);
+        assert_eq!(u128::from_be_bytes(of("1/2").uuid), 0xd204_0fca_ef0d_8efd_a833_1937_07fe_6e13);
+        assert_eq!(of("1/2").serial, of("").serial, "the subsystem is the same");
     }
 
     #[test]

@@ -551,9 +551,8 @@ impl Subsystems {
     /// are derived; `access` says which hosts may use each device; `all` is the NQN of a subsystem
     /// of all devices, if there is to be one.
     pub fn new(host: &str, access: HostAccess, all: Option<String>) -> Arc<Subsystems> {
-        let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host))));
-        let (controllers, table) = (Controllers::default(), Mutex::default());
-        Arc::new(Subsystems { host: host.to_owned(), access, all, controllers, table })
+        let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host, ""))));
+        Arc::new(Subsystems { host: host.to_owned(), access, all, ..Subsystems::default() })
     }
 
     /// The NQN of the subsystem of all devices, if there is one.
@@ -565,11 +564,25 @@ impl Subsystems {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a disk the namespace of a subsystem of its own.
+    /// Makes a disk the namespace of a subsystem of its own. The name alone identifies it.
+    ///
+    /// # Errors
+    /// As [`Subsystems::add_contents`].
+    pub fn add(&self, name: &str, disk: impl Into<SharedDisk>) -> Result<(), SubsystemError> {
+        self.add_contents(name, "", disk)
+    }
+
+    /// Makes a disk the namespace of a subsystem of its own. `contents` tells the data of the disk
+    /// from others that had the name before: the namespace gets another UUID with others.
     ///
     /// # Errors
     /// If the name is taken or too long, NVMe cannot describe the disk, or the table is full.
-    pub fn add(&self, name: &str, disk: impl Into<SharedDisk>) -> Result<(), SubsystemError> {
+    pub fn add_contents(
+        &self,
+        name: &str,
+        contents: &str,
+        disk: impl Into<SharedDisk>,
+    ) -> Result<(), SubsystemError> {
         let disk = disk.into();
         let nqn = format!("{NQN_PREFIX}{name}");
         if name.len() > NAME_LEN_MAX {
@@ -590,7 +603,7 @@ impl Subsystems {
         let (id, nsid) = (table.added, kept.unwrap_or_else(|| table.take_nsid()));
         Arc::make_mut(&mut table.subsystems).push(Arc::new(Subsystem {
             name: name.to_owned(),
-            identity: Identity::of(nqn, &self.host),
+            identity: Identity::of(nqn, &self.host, contents),
             id,
             nsid,
             state: Mutex::new(SubsystemState {
@@ -952,7 +965,7 @@ mod tests {
         };
         Subsystem {
             name: String::new(),
-            identity: Identity::of(String::new(), ""),
+            identity: Identity::of(String::new(), "", ""),
             id: nsid.into(),
             nsid,
             state: Mutex::new(SubsystemState {

@@ -635,3 +635,21 @@ fn a_queue_uses_other_devices_while_a_removed_one_completes_its_commands() {
     assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
 }
 
+/// A rollback between two connections of a host: by the same UUID it would have taken the earlier
+/// pages of its cache for those of the device.
+#[test]
+fn a_device_with_other_contents_has_another_uuid() {
+    let target = target();
+    let identifiers = |contents: &str| {
+        target.subsystems.remove("plain", DRAIN).unwrap();
+        target.subsystems.add_contents("plain", contents, disk("plain", plain())).unwrap();
+        let (mut admin, _) = target.admin(PLAIN, 0);
+        let (list, serial) = (admin.identify(3, 1, 0).data, admin.identify(1, 0, 0).data);
+        (list[4..20].to_vec(), serial[4..24].to_vec())
+    };
+    let [by_name, first, second, again] = ["", "pool/1/0", "pool/1/1", "pool/1/0"].map(identifiers);
+    assert_eq!(first, again);
+    assert_ne!(first.0, second.0);
+    assert_ne!(first.0, by_name.0);
+    assert_eq!((&first.1, &by_name.1), (&second.1, &first.1), "the serial number stays");
+}

@@ -71,7 +71,8 @@ pub struct VolumeMeta {
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u64,
-    /// The identity of a snapshot, which `receive` preserves; 0: none.
+    /// The identity of a snapshot, which `receive` preserves. For a volume, how often its contents
+    /// were replaced, by a rollback, a received increment, or a shrink.
     pub guid: u64,
     /// The reservation in bytes, before compression.
     pub reserved_bytes: u64,

@@ -284,7 +284,7 @@ impl Devices {
         suspended: Suspended<'_>,
     ) -> Result<DeviceEntry, YardError> {
         self.export(&entry.spec, &entry.shared)?;
-        entry.nvme = self.add_subsystem(entry.spec.name(), &entry.shared, suspended.subsystem);
+        entry.nvme = self.add_subsystem(&entry, suspended.subsystem);
         if let Some(vhost) = suspended.vhost {
             self.vhost.resume(vhost, entry.shared.clone());
         }
@@ -318,14 +318,14 @@ impl Devices {
     /// Makes an NVMe subsystem of a device, if the yard has a table of them.
     fn add_subsystem(
         &self,
-        name: &str,
-        disk: &SharedDisk,
+        entry: &DeviceEntry,
         suspended: Option<SuspendedSubsystem>,
     ) -> Option<NvmeExport> {
         let subsystems = Arc::clone(self.subsystems.get()?);
+        let (name, disk) = (entry.spec.name(), entry.shared.clone());
         let added = match suspended {
-            Some(suspended) => suspended.resume(disk.clone()),
-            None => subsystems.add(name, disk.clone()),
+            Some(suspended) => suspended.resume(disk),
+            None => subsystems.add_contents(name, &entry.contents(), disk),
         };
         let nqn = added.map(|()| format!("{NQN_PREFIX}{name}")).map_err(|error| error.to_string());
         let nsid = subsystems.find_info(name).map(|info| info.nsid);

@@ -155,6 +155,17 @@ impl DeviceEntry {
         }
     }
 
+    /// What tells the data of the device from others that had its name, for hosts that may have
+    /// some of them in a cache. Only a volume has that; a rollback changes it.
+    pub(crate) fn contents(&self) -> String {
+        let found = self.pool.as_ref().map(|pool| pool.pool().find(self.spec.name()));
+        match found {
+            Some(Ok(live)) => format!("{}/{}", self.identity, live.meta.guid),
+            // The volume is open, so the pool has it.
+            Some(Err(_)) | None => String::new(),
+        }
+    }
+
     /// The device as a subsystem, while NVMe is served.
     fn served_nvme(&self) -> Option<&NvmeExport> {
         self.nvme.as_ref().filter(|export| export.subsystems.is_served())

@@ -922,7 +922,11 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::paths::TempDir;
+    use crate::uri;
 
     /// `raw` was accepted and ignored by verbs that do not use it.
     #[test]
@@ -974,5 +978,39 @@ mod tests {
                 field => assert!((1..VERBS.len()).contains(&used), "{field}: {used} verbs"),
             }
         }
+    }
+
+    /// A host that was disconnected took its cached pages for those of a volume that was rolled
+    /// back meanwhile, because the volume had the same UUID over NVMe.
+    #[test]
+    fn a_volume_has_other_contents_after_a_rollback() {
+        let place = TempDir::new().unwrap();
+        let devices = Devices::new();
+        let of = |pool: &str| {
+            let path = place.path().join(pool).display().to_string();
+            uri::parse(&format!("volume:///v?size=16M&path={path}")).unwrap()
+        };
+        let contents = || devices.find("v").unwrap().contents();
+        let work = |verb: &str| {
+            let request = VolumeRequest { name: "v@a".to_owned(), ..VolumeRequest::default() };
+            devices.work_on_volume(verb, &request).unwrap();
+        };
+        devices.add(of("pool")).unwrap();
+        let first = contents();
+        work("snapshot");
+        assert_eq!(contents(), first);
+        work("rollback");
+        let second = contents();
+        work("rollback");
+        let third = contents();
+        assert!(first != second && second != third && first != third, "{first} {second} {third}");
+        devices.remove("v", Duration::ZERO).unwrap();
+        devices.add(of("pool")).unwrap();
+        assert_eq!(contents(), third, "the same after a restart");
+        devices.remove("v", Duration::ZERO).unwrap();
+        devices.add(of("other")).unwrap();
+        assert!(![first, second, third].contains(&contents()), "another volume of the name");
+        let null = devices.add(uri::parse("null:///n?size=1M").unwrap()).unwrap();
+        assert_eq!(null.contents(), "", "the name alone");
     }
 }

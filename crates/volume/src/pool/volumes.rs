@@ -285,7 +285,7 @@ impl Volumes {
                 let gone = Arc::clone(self.live(*id)?);
                 let (nodes, copies) = self.copy(*to, &gone.meta, maps)?;
                 maps.forget(&gone);
-                self.put(&gone.listed(), gone.family, nodes, copies);
+                self.put(&replaced(&gone), gone.family, nodes, copies);
                 self.gone.push(gone);
             }
             Change::Reserve { id, bytes } => {
@@ -309,6 +309,7 @@ impl Volumes {
                 let (old, mut meta) = (live.meta.blocks, live.listed());
                 if *blocks < old {
                     maps.zero(&live, *blocks, old - blocks)?;
+                    meta = replaced(&live);
                 }
                 let mut nodes = live.map.freeze();
                 meta.blocks = *blocks;
@@ -563,6 +564,12 @@ impl Volumes {
         self.next_id = self.next_id.max(meta.id.saturating_add(1));
         self.insert(OpenVolume::new(meta.clone(), family, Map::new(nodes, copied)));
     }
+}
+
+/// The properties of a volume whose contents are being replaced.
+fn replaced(live: &OpenVolume) -> VolumeMeta {
+    let meta = live.listed();
+    VolumeMeta { guid: meta.guid.wrapping_add(1), ..meta }
 }
 
 /// The identity of a snapshot that is made together with others.
