@@ -149,27 +149,15 @@ impl NamespaceShape {
             return Err(StatusCode::INVALID_FIELD);
         }
         match sqe.opcode() {
-            io_opcode::FLUSH => Ok(IoPlan::Bio(BioPlan {
-                op: Op::Flush,
-                sector: Sector(0),
-                sectors: 0,
-                flags: Flags::NONE,
-            })),
-            io_opcode::READ => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Bio),
-            io_opcode::COMPARE => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Compare),
-            io_opcode::VERIFY => self.plan_range(sqe, Op::Read, Flags::NONE).map(IoPlan::Verify),
-            io_opcode::WRITE => {
-                let fua = sqe.dword(12) & 1 << 30 != 0;
-                let flags = if fua { Flags::FUA } else { Flags::NONE };
-                self.plan_range(sqe, Op::Write, flags).map(IoPlan::Bio)
-            }
+            io_opcode::FLUSH => Ok(IoPlan::Bio(BioPlan::FLUSH)),
+            io_opcode::READ => self.plan_range(sqe, Op::Read, fua_of(sqe)).map(IoPlan::Bio),
+            io_opcode::COMPARE => self.plan_range(sqe, Op::Read, fua_of(sqe)).map(IoPlan::Compare),
+            io_opcode::VERIFY => self.plan_range(sqe, Op::Read, fua_of(sqe)).map(IoPlan::Verify),
+            io_opcode::WRITE => self.plan_range(sqe, Op::Write, fua_of(sqe)).map(IoPlan::Bio),
             io_opcode::WRITE_ZEROES if self.write_zeroes => {
-                let mut flags = Flags::NONE;
+                let mut flags = fua_of(sqe);
                 if sqe.dword(12) & 1 << 25 == 0 {
                     flags = flags | Flags::NOUNMAP;
-                }
-                if sqe.dword(12) & 1 << 30 != 0 {
-                    flags = flags | Flags::FUA;
                 }
                 self.plan_range(sqe, Op::WriteZeroes, flags).map(IoPlan::Bio)
             }
@@ -251,9 +239,7 @@ impl NamespaceShape {
                     return Err(StatusCode::INVALID_FIELD);
                 }
                 self.check_writable()?;
-                let sectors = self.sector(blocks).0;
-                let fua = sqe.dword(12) & 1 << 30 != 0;
-                let flags = if fua { Flags::FUA } else { Flags::NONE };
+                let (sectors, flags) = (self.sector(blocks).0, fua_of(sqe));
                 let (op, sector) = (Op::ZoneAppend, self.sector(first));
                 Ok(IoPlan::Bio(BioPlan { op, sector, sectors, flags }))
             }
@@ -278,6 +264,11 @@ impl NamespaceShape {
             _ => Err(StatusCode::LBA_RANGE),
         }
     }
+}
+
+/// Force Unit Access.
+fn fua_of(sqe: &Sqe) -> Flags {
+    if sqe.dword(12) & 1 << 30 != 0 { Flags::FUA } else { Flags::NONE }
 }
 
 fn zoned_shape(
@@ -394,6 +385,16 @@ impl IoPlan {
 }
 
 impl BioPlan {
+    /// A flush of the device.
+    pub const FLUSH: BioPlan =
+        BioPlan { op: Op::Flush, sector: Sector(0), sectors: 0, flags: Flags::NONE };
+
+    /// A read without Force Unit Access, for one with it: no device has that for reads.
+    pub fn read_after_flush(self) -> Option<BioPlan> {
+        let is_fua = self.op == Op::Read && self.flags.contains(Flags::FUA);
+        is_fua.then_some(BioPlan { flags: Flags::NONE, ..self })
+    }
+
     /// The part before the next multiple of [`PIECE_SECTORS`], and the rest, if there is one. The
     /// multiples are those of the device: no piece ends within a block of it.
     pub fn split(self) -> (BioPlan, Option<BioPlan>) {

@@ -207,7 +207,15 @@ impl NamespaceQueue {
                 self.advance(index, slot)
             }
             IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
-                self.push(index, slot, bio)
+                match bio.read_after_flush() {
+                    // What a read with FUA returns is durable by then.
+                    Some(read) if self.namespace.shape.write_cache => {
+                        slot.rest = Some(read);
+                        self.push(index, slot, BioPlan::FLUSH)
+                    }
+                    Some(read) => self.push(index, slot, read),
+                    None => self.push(index, slot, bio),
+                }
             }
             IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
                 let op = Op::ZoneResetAll;
@@ -299,6 +307,11 @@ impl NamespaceQueue {
                 return self.scan_later(index);
             }
             return StatusCode::of(completion.status, bio.op).into();
+        }
+        if bio.op == Op::Flush
+            && let Some(read) = slot.rest.take()
+        {
+            return self.push(index, slot, read);
         }
         match slot.plan {
             CommandPlan::Io(IoPlan::ManageAll(_)) if bio.op != Op::ZoneResetAll => {

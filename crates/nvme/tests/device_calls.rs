@@ -24,6 +24,8 @@ use initiator::{
 const WATCHED: &str = "nqn.2026-11.io.blockyard:watched";
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
+const COMPARE: u8 = 0x05;
+const VERIFY: u8 = 0x0c;
 const WRITE_ZEROES: u8 = 0x08;
 const DISCARD: u8 = 0x09;
 /// The blocks of 512 bytes that the device zeroes or discards at once, at most.
@@ -415,4 +417,30 @@ fn refused_commands_cost_a_report_of_zones_each_round() {
     let before = calls.reports_before_read.unwrap();
     assert!((1..=16).contains(&before), "{before} reports before the read of another connection");
     assert_eq!(calls.reports, COUNT);
+}
+
+/// The bug: a read with FUA returned data that a power cut could take back.
+#[test]
+fn a_read_with_fua_flushes_a_volatile_cache_first() {
+    let fua = |opcode| with(command(opcode, 8, 8), 12, 1 << 30 | 7);
+    for (cache_size, wanted) in [(1 << 20, &[Op::Flush, Op::Read][..]), (0, &[Op::Read])] {
+        let (target, watched) = target_of(1, NullConfig { cache_size, ..plain() });
+        let (_admin, controller) = target.admin(WATCHED, 0);
+        let mut io = target.io(WATCHED, controller, 0, 0);
+        let data = pattern(4096, 1);
+        assert_eq!(io.execute(command(WRITE, 8, 8), &data).status, 0);
+        let begun = || {
+            let begun = std::mem::take(&mut watched.calls().begun);
+            begun.into_iter().map(|(op, ..)| op).collect::<Vec<_>>()
+        };
+        begun();
+        assert_eq!(io.read(fua(READ), 4096).data, data);
+        assert_eq!(begun(), wanted);
+        assert_eq!(io.execute(fua(COMPARE), &data).status, 0);
+        assert_eq!(begun(), wanted);
+        assert_eq!(io.execute(fua(VERIFY), &[]).status, 0);
+        assert_eq!(begun(), wanted);
+        assert_eq!(io.read(command(READ, 8, 8), 4096).data, data);
+        assert_eq!(begun(), [Op::Read]);
+    }
 }
