@@ -523,6 +523,7 @@ impl Served {
         }
         match self.connection.outcome() {
             Ok(None) => tracing::debug!(id = link.id, peer = link.peer, "left"),
+            Ok(Some(_)) | Err(_) if !self._end.owner.permits_log() => {}
             Ok(Some(fault)) => {
                 tracing::warn!(
                     id = link.id,

@@ -35,6 +35,7 @@ mod host_stream;
 pub mod identify;
 mod inbox;
 mod io_queue;
+mod log_limit;
 pub mod log_page;
 pub mod namespace;
 mod namespace_queue;

@@ -368,13 +368,20 @@ impl TargetShared {
                     Err(error) => {
                         // Out of descriptors or memory: hosts that disconnect make room.
                         drop(holds);
-                        tracing::warn!(%error, "cannot accept an NVMe host");
+                        if self.permits_log() {
+                            tracing::warn!(%error, "cannot accept an NVMe host");
+                        }
                         let links = self.links();
                         drop(self.left.wait_timeout(links, ACCEPT_PAUSE));
                     }
                 }
             }
         }
+    }
+
+    /// Whether a line about a host may be logged.
+    pub(crate) fn permits_log(&self) -> bool {
+        self.session.subsystems.log.permits()
     }
 
     /// Notes that a connection has ended.
@@ -396,7 +403,9 @@ impl TargetShared {
                 "few descriptors are left; raise the limit of open files (ulimit -n)",
             )),
         };
-        if let Err(error) = started {
+        if let Err(error) = started
+            && self.permits_log()
+        {
             tracing::warn!(peer, %error, "an NVMe host was turned away");
         }
     }
@@ -421,7 +430,9 @@ impl TargetShared {
             links.here.insert(id, link);
         }
         drop(links);
-        if let Some(link) = cut {
+        if let Some(link) = cut
+            && self.permits_log()
+        {
             tracing::warn!(id = link.id, peer = link.peer, "cut off for one more connection");
         }
         admitted

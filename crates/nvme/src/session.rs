@@ -60,7 +60,9 @@ impl SessionShared {
             };
             if let Some(why) = refusal {
                 let (peer, subsystem) = (&link.peer, &request.subsystem);
-                tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
+                if subsystems.log.permits() {
+                    tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
+                }
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
             }
             if !target.attach(link, 0) {
@@ -68,11 +70,14 @@ impl SessionShared {
             }
             if matches!(&target, ControllerTarget::Device(subsystem) if subsystem.is_claimed()) {
                 target.detach(link);
-                tracing::warn!(
-                    subsystem = request.subsystem,
-                    host = request.host.nqn,
-                    "a host was refused: a file system of the device is mounted; unmount it first"
-                );
+                if subsystems.log.permits() {
+                    tracing::warn!(
+                        subsystem = request.subsystem,
+                        host,
+                        "a host was refused: a file system of the device is mounted; unmount it \
+                         first"
+                    );
+                }
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_BUSY));
             }
             if let ControllerTarget::All(_) = target {

@@ -353,7 +353,9 @@ impl<S: HostStream> HostConnection<S> {
                 Ok(reply) => self.computing = Some(reply),
                 Err(error) => {
                     let (peer, host) = (&self.link.peer, &auth.role.host);
-                    tracing::warn!(peer, host, %error, "a host cannot authenticate");
+                    if self.shared.subsystems.log.permits() {
+                        tracing::warn!(peer, host, %error, "a host cannot authenticate");
+                    }
                     self.stop_parsing();
                 }
             }
@@ -378,7 +380,10 @@ impl<S: HostStream> HostConnection<S> {
             }
             AuthProgress::Ended(why) => {
                 let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
-                tracing::warn!(peer, subsystem, host, queue, "a host did not authenticate: {why}");
+                if self.shared.subsystems.log.permits() {
+                    let text = format!("a host did not authenticate: {why}");
+                    tracing::warn!(peer, subsystem, host, queue, "{text}");
+                }
                 self.stop_parsing();
             }
         }
@@ -466,7 +471,10 @@ impl<S: HostStream> HostConnection<S> {
     fn note_refusal(&mut self) {
         self.refusals += 1;
         if matches!(self.role, QueueRole::Idle) && self.refusals >= CONNECT_REFUSALS_MAX {
-            tracing::warn!(peer = self.link.peer, "disconnected: too many Connects were refused");
+            if self.shared.subsystems.log.permits() {
+                let peer = &self.link.peer;
+                tracing::warn!(peer, "disconnected: too many Connects were refused");
+            }
             self.stop_parsing();
         }
     }
