@@ -33,7 +33,7 @@ use crate::thread_list::ThreadList;
 
 /// The most pieces of work that wait.
 const QUEUE_MAX: usize = 4096;
-/// The most threads. More would take the processors from the connections.
+/// The most threads.
 const THREADS_MAX: usize = 4;
 
 /// What is to be computed.
@@ -177,6 +177,12 @@ impl DhQueue {
     }
 }
 
+/// The most threads on a machine with this many processors: at least one processor stays for the
+/// connections, if there are two.
+fn threads_max(processors: usize) -> usize {
+    processors.saturating_sub(1).clamp(1, THREADS_MAX)
+}
+
 /// The queues and their threads.
 #[derive(Default)]
 pub(crate) struct DhWorker {
@@ -211,7 +217,7 @@ impl DhWorker {
         }
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let mut refused = None;
-        if queue.idle <= queue.len() && queue.threads < processors.min(THREADS_MAX) {
+        if queue.idle <= queue.len() && queue.threads < threads_max(processors) {
             let worker = Arc::clone(self);
             let run = move || worker.run();
             match self.list.spawn(format!("nvme-dh-{}", queue.threads), run) {
@@ -232,6 +238,8 @@ impl DhWorker {
 
     /// The loop of a thread.
     fn run(&self) {
+        // Any host can ask for a computation, before it has proved anything.
+        blockyard_os::lower_priority();
         loop {
             let mut queue = self.queue();
             queue.idle += 1;
@@ -323,6 +331,13 @@ mod tests {
         let computed = replies.iter().filter(|reply| reply.take().is_some()).count();
         assert!(computed < replies.len(), "the other peer waits for all");
         worker.stop();
+    }
+
+    /// Hosts that had proved nothing kept all processors of a small machine busy.
+    #[test]
+    fn a_processor_stays_for_the_connections() {
+        let most = [1, 2, 3, 5, 64].map(threads_max);
+        assert_eq!(most, [1, 1, 2, 4, 4]);
     }
 
     #[test]

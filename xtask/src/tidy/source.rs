@@ -23,6 +23,7 @@ const SMALL_FILES: [(&str, &str); 24] = [
     ("crates/core/src/provisional.rs", "shared by the devices that make files, and by the daemon"),
     ("crates/core/src/zone/document.rs", "test code that two crates include by its path"),
     ("crates/os/src/identity.rs", "one facility of the system a file"),
+    ("crates/os/src/priority.rs", "one facility of the system a file"),
     (
         "crates/smr/src/capacity.rs",
         "the answers to one command a file, by the clauses of the standard",
