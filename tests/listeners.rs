@@ -225,7 +225,11 @@ fn nvme_is_served_where_asked_and_says_what_it_cannot_describe() {
     let said: serde_json::Value = serde_json::from_str(&yard.printed()).unwrap();
     let place = said["nvme"][0].as_str().unwrap();
     let port = place.strip_prefix("tcp:127.0.0.1:").unwrap().to_owned();
-    assert!(yard.complained().contains("hosts show no certificate"), "{}", yard.complained());
+    assert!(
+        yard.complained().contains("require secrets (--nvme-secrets)"),
+        "{}",
+        yard.complained()
+    );
     let nqn = |device: &str| {
         let shown = yard.command(&["show", device]).ok().out;
         shown.lines().find_map(|line| line.strip_prefix("nvme").map(str::trim).map(str::to_owned))
@@ -275,7 +279,11 @@ fn nvme_is_served_at_run_time_by_commands() {
     let said = listen("tcp:127.0.0.1:0").ok().out;
     let place = said.lines().find_map(|line| line.strip_prefix("NVMe at ")).unwrap();
     assert!(said.contains("  warning: any NVMe host that reaches this address"), "{said}");
-    assert!(yard.complained().contains("hosts show no certificate"), "{}", yard.complained());
+    assert!(
+        yard.complained().contains("require secrets (--nvme-secrets)"),
+        "{}",
+        yard.complained()
+    );
     let run = listen(place).fails().says(&[&format!("cannot listen at `{place}`: ")]);
     assert_eq!(run.code, Some(6), "{run}");
     let run = listen("unix:/run/x").fails().says(&["expected tcp:HOST:PORT"]);

@@ -403,7 +403,11 @@ impl Reactor {
             Err(_) => {
                 // The panic was reported when it happened.
                 let link = served.connection.link();
-                tracing::error!(id = link.id, peer = link.peer, "a connection is ended by a fault");
+                tracing::error!(
+                    id = link.id,
+                    peer = link.peer,
+                    "disconnected by a panic, reported above"
+                );
                 link.cut();
                 self.end(slot);
             }
@@ -502,14 +506,20 @@ impl Served {
         if !waits.unwrap_or(true) {
             return self.close();
         }
-        let name = format!("nvme-close-{}", self.connection.link().id);
+        let id = self.connection.link().id;
+        let name = format!("nvme-close-{id}");
         let served = Arc::new(Mutex::new(Some(self)));
         let close = {
             let served = Arc::clone(&served);
             move || close_taken(&served)
         };
         if let Err(error) = shared.list.spawn(name, close) {
-            tracing::warn!(%error, "other NVMe hosts wait for a device");
+            tracing::warn!(
+                id,
+                %error,
+                "cannot start a thread to close a connection; its thread waits for the device, and \
+                 other hosts with it"
+            );
             close_taken(&served);
         }
     }

@@ -137,7 +137,7 @@ impl NamespaceQueue {
             Ok(channel) => channel,
             Err(error) => {
                 let nqn = &subsystem.identity.nqn;
-                tracing::warn!(subsystem = nqn, %error, "no channel for a queue");
+                tracing::warn!(subsystem = nqn, %error, "cannot open the device for an I/O queue");
                 return Err(OpenError::Refused);
             }
         };

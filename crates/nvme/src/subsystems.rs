@@ -169,6 +169,12 @@ pub enum SubsystemError {
     /// There is a subsystem of this name already.
     #[error("subsystem `{0}` exists already: remove it first or take another name")]
     Taken(String),
+    /// The NQN of the device is that of the subsystem of all devices.
+    #[error(
+        "its NQN would be `{0}`, which is that of --nvme-subsystem: rename the device, or give \
+         --nvme-subsystem another NQN"
+    )]
+    TakenByAll(String),
     /// There is no subsystem of this name.
     #[error("there is no subsystem `{0}`")]
     Unknown(String),
@@ -593,9 +599,11 @@ impl Subsystems {
         }
         let shape = NamespaceShape::of(disk.disk.geometry(), disk.disk.limits())?;
         let mut table = self.table();
-        let is_taken = table.subsystems.iter().any(|other| other.name == name);
-        if is_taken || self.all_nqn() == Some(&*nqn) {
+        if table.subsystems.iter().any(|other| other.name == name) {
             return Err(SubsystemError::Taken(name.to_owned()));
+        }
+        if self.all_nqn() == Some(&*nqn) {
+            return Err(SubsystemError::TakenByAll(nqn));
         }
         let others = table.kept.keys().filter(|kept| *kept != name).count();
         if table.subsystems.len() + others >= SUBSYSTEMS_MAX {

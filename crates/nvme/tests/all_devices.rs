@@ -293,7 +293,7 @@ fn hosts_of_all_devices_are_clients_of_each() {
     assert_eq!((namespaces(&mut admin), namespaces(&mut other)), (vec![1, 2, 3], vec![1, 2, 3]));
     // A device cannot have the name of the subsystem.
     let taken = target.subsystems.add("all", disk("all", plain()));
-    assert_eq!(taken, Err(SubsystemError::Taken("all".to_owned())));
+    assert_eq!(taken, Err(SubsystemError::TakenByAll(ALL.to_owned())));
     drop((admin, io, other, later));
     while target.subsystems.find_info("plain").unwrap().controllers > 0 {
         std::thread::yield_now();

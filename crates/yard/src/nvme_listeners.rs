@@ -228,7 +228,7 @@ impl NvmeListeners {
         let other = |text: String| refused(io::Error::other(text));
         let mut table = self.table();
         let ListenerTable::Open(open) = &mut *table else {
-            return Err(other("the yard ends".to_owned()));
+            return Err(other("the yard is shutting down".to_owned()));
         };
         let is_alone = open.iter().all(|listener| listener.is_discovery);
         if is_discovery && is_alone && !is_inherited {
@@ -436,12 +436,13 @@ fn access_warning(address: SocketAddr, access: &HostAccess) -> Option<&'static s
     }
     if access.allowed.is_empty() {
         return Some(
-            "any NVMe host that reaches this address can read and write every device: hosts show \
-             no certificate; let them authenticate with secrets, or let a firewall choose them",
+            "any NVMe host that reaches this address can read and write every device: require \
+             secrets (--nvme-secrets), list the hosts of each device (--nvme-allow), or restrict \
+             the address by a firewall",
         );
     }
     (!address.ip().is_loopback()).then_some(
-        "an NVMe host that reaches this address is not asked to prove the NQN that it claims; let \
-         it authenticate with a secret",
+        "an NVMe host that reaches this address is not asked to prove the NQN that it claims: \
+         require secrets (--nvme-secrets)",
     )
 }
