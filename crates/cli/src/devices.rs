@@ -258,3 +258,37 @@ pub(crate) fn connections(talk: &TalkArgs, out: &mut impl Write) -> Result<(), F
     let (waits, refused) = (memory.waits, memory.refused);
     Ok(writeln!(out, "NBD memory: {used} of {limit}, {waits} waits, {refused} refused")?)
 }
+
+#[cfg(test)]
+mod tests {
+    use blockyard_yard::devices::Devices;
+
+    use super::*;
+
+    #[test]
+    fn show_has_a_line_for_each_nvme_host() {
+        let devices = Devices::new();
+        let entry = devices.add(blockyard_yard::uri::parse("null:///d?size=1M").unwrap()).unwrap();
+        let mut device = DeviceView::new(&entry, &devices);
+        let own = "nqn.2026-11.io.blockyard:d";
+        let host = |subsystem: &str, queue_numbers: Vec<u16>| HostView {
+            nqn: "nqn.a".to_owned(),
+            subsystem: subsystem.to_owned(),
+            peer: "tcp:192.0.2.1:50000".to_owned(),
+            controller: 7,
+            queues: queue_numbers.len() as u64,
+            queue_numbers,
+        };
+        device.nqn = Some(own.to_owned());
+        device.hosts = vec![host(own, vec![3]), host("nqn.all", vec![1, 2])];
+        let mut out = Vec::new();
+        print_device(&device, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let hosts: Vec<_> = text.lines().filter(|line| line.starts_with("host ")).collect();
+        let wanted = [
+            "host             nqn.a at tcp:192.0.2.1:50000, controller 7, queue 3",
+            "host             nqn.a at tcp:192.0.2.1:50000, controller 7 of nqn.all, queues 1 2",
+        ];
+        assert_eq!(hosts, wanted);
+    }
+}

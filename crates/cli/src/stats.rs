@@ -110,6 +110,8 @@ fn time(ns: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_yard::view::HostView;
+
     use super::*;
     use crate::top::fixture::stats;
 
@@ -121,6 +123,30 @@ mod tests {
             "1.0us", "1.0",
         ];
         assert_eq!(cells, want);
+    }
+
+    #[test]
+    fn the_nvme_hosts_of_a_device_follow_the_table() {
+        let host = |controller, queue_numbers: &[u16]| HostView {
+            nqn: "nqn.a".to_owned(),
+            subsystem: "nqn.2026-11.io.blockyard:d".to_owned(),
+            peer: "tcp:192.0.2.1:50000".to_owned(),
+            controller,
+            queues: queue_numbers.len() as u64,
+            queue_numbers: queue_numbers.to_vec(),
+        };
+        let hosts = vec![host(1, &[1, 2]), host(2, &[])];
+        let (mut out, now) = (Vec::new(), StatsView { hosts, ..stats(10, 100) });
+        print(&[], &[now], &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().skip(2).collect();
+        let begin = "d nvme: nqn.a at tcp:192.0.2.1:50000, controller";
+        let wanted = [
+            String::new(),
+            format!("{begin} 1 of nqn.2026-11.io.blockyard:d, queues 1 2"),
+            format!("{begin} 2 of nqn.2026-11.io.blockyard:d, no queue"),
+        ];
+        assert_eq!(lines, wanted);
     }
 
     #[test]
