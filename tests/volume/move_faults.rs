@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::moves::{names, pools};
 use crate::place::Place;
-use crate::run::{Run, bounded, finish, nbdsh};
+use crate::run::{Run, bounded, finish, nbdsh, ok};
 use crate::yard::{BLOCKYARD, Yard};
 
 /// What becomes of a request.
@@ -36,6 +36,9 @@ enum Step {
     KillAfter,
     /// The body of the answer is changed.
     Change(fn(Value) -> Value),
+    /// It is executed. The answer is that the pool has failed: a sync of the change has failed
+    /// after the log was written.
+    Latch,
 }
 
 /// A request of the control API: its verb or place, `check` for a `destroy` that is a dry run.
@@ -158,6 +161,7 @@ fn pass_on(client: &UnixStream, control: &str, decide: &Mutex<Decide>) {
     match step {
         Step::KillAfter => kill(client),
         Step::Change(change) => _ = (&mut &*client).write_all(&changed(&answer, change)),
+        Step::Latch => _ = (&mut &*client).write_all(&response("409 Conflict", &latched())),
         _ => {}
     }
     _ = client.shutdown(Shutdown::Both);
@@ -175,9 +179,19 @@ fn read_all(mut server: &UnixStream, into: &mut Vec<u8>) {
 /// An answer whose body is changed.
 fn changed(answer: &[u8], change: fn(Value) -> Value) -> Vec<u8> {
     let at = blockyard_testing::position(answer, b"\r\n\r\n").unwrap() + 4;
-    let body = change(serde_json::from_slice(&answer[at..]).unwrap()).to_string();
-    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    response("200 OK", &change(serde_json::from_slice(&answer[at..]).unwrap()))
+}
+
+fn response(status: &str, body: &Value) -> Vec<u8> {
+    let (body, kind) = (body.to_string(), "content-type: application/json");
+    let head = format!("HTTP/1.1 {status}\r\n{kind}\r\nconnection: close\r\n");
     format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// The answer of a yard whose pool has failed.
+fn latched() -> Value {
+    let message = "the pool is read-only since a write or a sync failed; open it again";
+    json!({ "error": { "code": "latched", "message": message } })
 }
 
 /// A yard with a device `a` in the first pool and `b` in the second one. The first pool has the
@@ -334,11 +348,88 @@ fn a_volume_that_cannot_be_destroyed_is_kept_and_moved_by_the_next_command() {
     let pools = Pools::new();
     let hold = pools.command(&["volume", "hold", &pools.one, "keep", "v0@first"]);
     let refused = pools.moved_with("destroy", hold).fails();
-    refused.says(&["`v0` was copied to", "and is still in", "held by `keep`", "the same command"]);
+    let kept = ["`v0` was copied to", "and is still in", "do not destroy the copy"];
+    let refused = refused.says(&kept).says(&["held by `keep`", "the same command"]);
+    assert!(!refused.err.contains("send -I"), "{refused}");
     let moving = ["move", &pools.one, "v0", &pools.two];
     pools.volume(&moving).fails().says(&["it has a hold"]);
     pools.volume(&["release", &pools.one, "keep", "v0@first"]).ok();
     pools.volume(&moving).ok();
+    pools.assert_moved();
+}
+
+/// Regression: the property was lost.
+#[test]
+fn a_property_that_is_set_during_a_move_is_moved() {
+    let pools = Pools::new();
+    let compress = |pool: &str| {
+        pools.volume(&["get", "-H", pool, "v0", "compress"]).ok().out.trim_end().to_owned()
+    };
+    let set = |value| pools.command(&["volume", "set", &pools.one, "v0", value]);
+    let lost = "`v0` is no longer as it was copied: `compress` was set to `zstd:3`";
+    pools.moved_with("check", set("compress=zstd:3")).fails().says(&[lost]);
+    assert_eq!(pools.names(), (VOLUME.to_owned(), String::new()));
+    let lost = "`v0` is no longer as it was copied: `compress` was set to `zstd:5`";
+    pools.moved_with("destroy", set("compress=zstd:5")).fails().says(&[lost, "the same command"]);
+    assert_eq!(compress(&pools.one), "v0\tcompress\tzstd:5\tpool");
+    assert_eq!(compress(&pools.two), "v0\tcompress\tzstd:3\tpool");
+    pools.volume(&["move", &pools.one, "v0", &pools.two]).ok();
+    assert_eq!(compress(&pools.two), "v0\tcompress\tzstd:5\tpool");
+    pools.assert_moved();
+}
+
+/// Regression: the volume opened only by its earlier key.
+#[test]
+fn a_volume_whose_key_is_changed_during_a_move_stays() {
+    let pools = Pools::new();
+    let [first, second, third] = ["first", "second", "third"].map(|name| {
+        let path = pools.place.write(name, &format!("the {name} secret of at least 32 bytes"));
+        ok(&["chmod", "600", &path]);
+        path
+    });
+    pools.volume(&["destroy", "-r", &pools.one, "v0"]).ok();
+    let create = ["create", &pools.one, "v0", "--size", "1M", "--encrypt", "--key-file", &first];
+    pools.volume(&create).ok();
+    pools.volume(&["snapshot", &pools.one, "v0@first"]).ok();
+    let change = |old: &str, new: &str| {
+        let line = ["change-key", &pools.one, "v0", "--key-file", old, "--new-key-file", new];
+        pools.command(&[&["volume"], &line[..]].concat())
+    };
+    let changed = &["its key was changed, and the copy opens by the earlier passphrase or key"];
+    pools.moved_with("check", change(&first, &second)).fails().says(changed);
+    assert_eq!(pools.names(), (VOLUME.to_owned(), String::new()));
+    let refused = pools.moved_with("destroy", change(&second, &third)).fails();
+    refused.says(changed).says(&[
+        "and is still in",
+        "do not destroy the copy",
+        "`volume change-key` it there",
+    ]);
+    let (one, two) = pools.names();
+    assert_eq!(one, two, "both pools have the volume and the mark");
+    pools.volume(&["move", &pools.one, "v0", &pools.two]).fails().says(changed);
+    pools.volume(&["unlock", &pools.one, "v0", "--key-file", &third]).ok();
+    // As the error says.
+    let keys = ["--key-file", &second, "--new-key-file", &third];
+    pools.volume(&[&["change-key", &pools.two, "v0"], &keys[..]].concat()).ok();
+    pools.volume(&["destroy", "-r", &pools.one, "v0"]).ok();
+    pools.volume(&["lock", &pools.two, "v0"]);
+    pools.volume(&["unlock", &pools.two, "v0", "--key-file", &third]).ok();
+}
+
+/// Regression: the command said that the volume was still there, and a user who then destroyed the
+/// copy lost it.
+#[test]
+fn a_pool_that_fails_while_it_destroys_the_volume_leaves_the_result_unknown() {
+    let pools = Pools::new();
+    let failed = pools.moved(|title| if title == "destroy" { Step::Latch } else { Step::Pass });
+    let failed = failed.fails();
+    failed.says(&["it is not known whether it is still in", "do not destroy the copy"]);
+    let (one, two) = pools.names();
+    assert_eq!(one, "");
+    let mark = two.lines().find(|it| it.starts_with("v0@blockyard-move-")).unwrap();
+    let again = pools.volume(&["move", &pools.one, "v0", &pools.two]).fails();
+    again.says(&["no such volume", mark]);
+    pools.volume(&["destroy", &pools.two, mark]).ok();
     pools.assert_moved();
 }
 

@@ -44,6 +44,8 @@ impl Code {
             }
             VolumeError::Exists { .. }
             | VolumeError::Busy { .. }
+            | VolumeError::NotCopied { .. }
+            | VolumeError::KeyChanged { .. }
             | VolumeError::Shrinks { .. }
             | VolumeError::Locked { .. }
             | VolumeError::WrongKey { .. }

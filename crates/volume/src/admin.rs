@@ -430,10 +430,21 @@ impl<D: SegmentStore> Running<D> {
                 [one] => destroy(one),
                 some => Change::Several(some.iter().map(destroy).collect()),
             };
-            self.pool().change(&last.name, change)?;
+            let changed = self.pool().change(&last.name, change);
+            changed.map_err(|error| self.new_snapshot(doomed).unwrap_or(error))?;
         }
         drop(held);
         Ok(())
+    }
+
+    /// The error if a volume that is to be destroyed has got a snapshot meanwhile.
+    fn new_snapshot(&self, doomed: &[VolumeMeta]) -> Option<VolumeError> {
+        let volume = doomed.last().filter(|meta| !meta.is_snapshot)?;
+        let volumes = self.pool().volumes();
+        let mut snapshots = volumes.snapshots_of(&volume.name);
+        let new = snapshots.find(|it| doomed.iter().all(|meta| meta.id != it.meta.id))?;
+        let why = "a snapshot that was made meanwhile; run the command again".to_owned();
+        Some(VolumeError::Busy { name: new.meta.name.clone(), why })
     }
 
     /// Renames a volume, which must not be in use, with its snapshots; or a snapshot, whose new

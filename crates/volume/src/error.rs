@@ -195,6 +195,24 @@ pub enum VolumeError {
         /// Why it is busy.
         why: String,
     },
+    /// A volume that was to be destroyed has something that its copy in another pool lacks.
+    #[error("`{name}` is {why}")]
+    NotCopied {
+        /// The volume or snapshot.
+        name: String,
+        /// What the copy lacks.
+        why: String,
+    },
+    /// A volume that was to be destroyed has its key encrypted otherwise than its copy in another
+    /// pool.
+    #[error(
+        "`{name}` is no longer as it was copied: its key was changed, and the copy opens by the \
+         earlier passphrase or key"
+    )]
+    KeyChanged {
+        /// The volume.
+        name: String,
+    },
     /// The pool has no space left.
     #[error("the pool has no space left; remove volumes or snapshots, or free space at its path")]
     NoSpace,

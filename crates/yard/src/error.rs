@@ -653,6 +653,9 @@ fn volume_code(error: &VolumeError) -> &'static str {
         VolumeError::Locked { .. } => "locked",
         VolumeError::WrongKey { .. } => "wrong_key",
         VolumeError::NotEncrypted { .. } => "not_encrypted",
+        VolumeError::NotCopied { .. } => "not_copied",
+        VolumeError::KeyChanged { .. } => "key_changed",
+        VolumeError::Latched => "latched",
         _ => "volume_failed",
     }
 }
@@ -822,6 +825,8 @@ impl YardError {
                 VolumeError::NoSuchVolume { name }
                 | VolumeError::Exists { name }
                 | VolumeError::Busy { name, .. }
+                | VolumeError::NotCopied { name, .. }
+                | VolumeError::KeyChanged { name }
                 | VolumeError::Locked { name }
                 | VolumeError::WrongKey { name }
                 | VolumeError::NotEncrypted { name }

@@ -14,6 +14,8 @@ use blockyard_volume_admin::prune::Retention;
 use blockyard_volume_admin::receive;
 use blockyard_volume_admin::space::{self, Listed};
 use blockyard_volume_format::catalogue::{Hold, VolumeMeta};
+use data_encoding::HEXLOWER;
+use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
@@ -89,6 +91,10 @@ pub struct VolumeView {
     /// The properties of a volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub properties: Vec<PropertyView>,
+    /// The SHA-256 of the encrypted key of an encrypted volume, in hexadecimal: another one after
+    /// `change-key`. Only with details.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_slot: Option<String>,
     /// The stored length of the data that it refers to, including data shared with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
@@ -141,6 +147,7 @@ impl VolumeView {
             origin: None,
             holds: Vec::new(),
             properties: Vec::new(),
+            key_slot: None,
             stored_bytes: None,
             referenced_bytes: None,
             used_bytes: None,
@@ -155,11 +162,14 @@ impl VolumeView {
         running.pool().list().iter().map(|meta| VolumeView::new(running, meta)).collect()
     }
 
-    /// All volumes and snapshots of a pool, with origins, holds and properties, and without their
-    /// space: nothing is read.
+    /// All volumes and snapshots of a pool, with origins, holds, properties and key slots, and
+    /// without their space: nothing is read.
     pub fn list_detailed(running: &Running) -> Vec<VolumeView> {
         let list = space::list_without_space(running.pool());
-        let view = |it: &Listed| VolumeView::of_listed(it).running(running, &it.meta);
+        let view = |it: &Listed| VolumeView {
+            key_slot: key_slot_text(running, &it.meta),
+            ..VolumeView::of_listed(it).running(running, &it.meta)
+        };
         list.iter().map(view).collect()
     }
 
@@ -200,6 +210,13 @@ impl VolumeView {
 /// The identity of a snapshot, as views and requests have it.
 fn guid_text(guid: u64) -> String {
     format!("{guid:016x}")
+}
+
+/// The encrypted key of a volume, as views and requests have it; `None` if it is not encrypted.
+fn key_slot_text(running: &Running, meta: &VolumeMeta) -> Option<String> {
+    let mut bytes = Vec::new();
+    running.pool().key_slot(meta).ok()?.print(&mut bytes);
+    Some(HEXLOWER.encode(digest(&SHA256, &bytes).as_ref()))
 }
 
 /// Segments that are being written at once: by the log, which is in one and goes on in another, by
@@ -503,9 +520,13 @@ pub struct VolumeRequest {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub count_freed: bool,
     /// `destroy` with `recursive` of a volume: the `guid`s of snapshots that another pool has. It
-    /// is refused if the volume has another snapshot, or has changed since its newest one.
+    /// is refused if the volume has another snapshot, or has changed since its newest one; or if
+    /// the copy lacks a property or the key slot: `properties` and `key_slot` are those of the copy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<String>,
+    /// `destroy` with `copied`: the `key_slot` of the copy, if it is encrypted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_slot: Option<String>,
     /// `hold`, `release`: the name of the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
@@ -515,7 +536,8 @@ pub struct VolumeRequest {
     /// `prune`: how the names of the snapshots that are considered begin, after the `@`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// `set`: the properties and their values, as texts.
+    /// `set`: the properties and their values, as texts. `destroy` with `copied`: those that the
+    /// copy has.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub properties: BTreeMap<String, String>,
     /// `scrub`: the most bytes that are read per second; no limit by default. `attach`, `replace`,
@@ -531,6 +553,10 @@ pub struct VolumeRequest {
 /// The fields that `send` and `estimate` use in addition to `pool` and `name`.
 const SEND_FIELDS: &[&str] = &["from", "intermediate", "replicate", "compressed", "raw", "token"];
 
+/// The fields that `destroy` uses in addition to `pool` and `name`.
+const DESTROY_FIELDS: &[&str] =
+    &["recursive", "dry_run", "count_freed", "copied", "key_slot", "properties"];
+
 /// The verbs, and the fields that each uses in addition to `pool` and `name`.
 const VERBS: [(&str, &[&str]); 30] = [
     ("create", &["size_bytes", "volblocksize_bytes", "reservation_bytes", "passphrase", "key"]),
@@ -542,7 +568,7 @@ const VERBS: [(&str, &[&str]); 30] = [
     ("clone", &["new"]),
     ("rollback", &[]),
     ("resize", &["size_bytes", "reservation_bytes", "force"]),
-    ("destroy", &["recursive", "dry_run", "count_freed", "copied"]),
+    ("destroy", DESTROY_FIELDS),
     ("prune", &["keep", "prefix", "dry_run", "count_freed"]),
     ("unlock", &["passphrase", "key"]),
     ("lock", &[]),
@@ -610,6 +636,7 @@ impl VolumeRequest {
             ("dry_run", self.dry_run),
             ("count_freed", self.count_freed),
             ("copied", !self.copied.is_empty()),
+            ("key_slot", self.key_slot.is_some()),
             ("tag", self.tag.is_some()),
             ("keep", self.keep.is_some()),
             ("prefix", self.prefix.is_some()),
@@ -957,6 +984,7 @@ mod tests {
             dry_run: is_set,
             count_freed: is_set,
             copied: vec!["text".to_owned()],
+            key_slot: text(),
             tag: text(),
             keep: text(),
             prefix: text(),
@@ -967,7 +995,7 @@ mod tests {
         let serde_json::Value::Object(fields) = serde_json::to_value(&whole).unwrap() else {
             panic!("a request is an object");
         };
-        assert_eq!(fields.len(), 27, "each field is given");
+        assert_eq!(fields.len(), 28, "each field is given");
         for (field, value) in fields.iter().filter(|(field, _)| *field != "pool") {
             let fields = serde_json::Map::from_iter([(field.clone(), value.clone())]);
             let request: VolumeRequest = serde_json::from_value(fields.into()).unwrap();

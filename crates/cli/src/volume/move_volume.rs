@@ -16,9 +16,10 @@
 //!    that another client has made.
 //! 2. The rename follows when all is there, durably, and POOL has nothing else.
 //! 3. POOL destroys snapshots that TO has, the oldest first, and the volume only if it is as it was
-//!    at its newest snapshot. One change of the catalogue destroys the volume and the mark. So if
+//!    at its newest snapshot, with the properties and the key slot of the copy. One change of the catalogue destroys the volume and the mark. So if
 //!    both pools have the volume and the mark, TO has all of it, and the next move goes on.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ use blockyard_yard::client::ClientError;
 use blockyard_yard::error::counted;
 use blockyard_yard::size::rounded;
 use blockyard_yard::volume_properties::PropertySource;
-use blockyard_yard::volumes::{ReceivedView, VolumeRequest, VolumeView};
+use blockyard_yard::volumes::{self, ReceivedView, VolumeRequest, VolumeView};
 use serde_json::json;
 
 use super::pool::{Make, PoolAccess, ReadOnlyAccess, text};
@@ -43,6 +44,9 @@ use crate::failure::{Code, Failure};
 
 /// How marks begin. 16 hexadecimal digits follow.
 const MARK: &str = "blockyard-move-";
+
+/// What to do about a volume that both pools have.
+const AGAIN: &str = "the same command ends the move";
 
 /// How often the upload is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -68,7 +72,7 @@ pub(super) fn run(args: &VolumeMoveArgs, out: &mut impl Write) -> Result<(), Fai
         return Err(one_pool(to));
     }
     let there = moving.target.list()?;
-    let copied = match moving.copied_before(&here, &there) {
+    let copied = match moving.copied_before(volume, &here, &there)? {
         Some(copied) => copied,
         None => moving.copy(volume, &here, &there)?,
     };
@@ -192,6 +196,8 @@ struct CompleteCopy {
     mark: String,
     /// The identities of its snapshots, with that of the mark.
     guids: Vec<String>,
+    properties: BTreeMap<String, String>,
+    key_slot: Option<String>,
     /// The length of the stream that made it; 0 if an earlier move has made it.
     stream_bytes: u64,
 }
@@ -199,10 +205,18 @@ struct CompleteCopy {
 impl CompleteCopy {
     /// The copy that has this name in a pool; `None` if it is not complete, as it has no mark.
     fn of(there: &[VolumeView], name: &str, mark: &str, stream_bytes: u64) -> Option<CompleteCopy> {
+        let volume = there.iter().find(|view| view.name == name)?;
         snapshots_of(there, name).find(|(view, rest)| *rest == mark && view.guid.is_some())?;
         let guids = snapshots_of(there, name).filter_map(|(view, _)| view.guid.clone()).collect();
-        Some(CompleteCopy { mark: mark.to_owned(), guids, stream_bytes })
+        let (properties, key_slot) = (stored_properties(volume), volume.key_slot.clone());
+        Some(CompleteCopy { mark: mark.to_owned(), guids, properties, key_slot, stream_bytes })
     }
+}
+
+/// The properties of a volume that are stored in its pool.
+fn stored_properties(volume: &VolumeView) -> BTreeMap<String, String> {
+    let stored = volume.properties.iter().filter(|it| it.source == PropertySource::Pool);
+    stored.map(|it| (it.name.clone(), it.value.clone())).collect()
 }
 
 /// A volume, the pool that has it, and the one that is to get it.
@@ -224,13 +238,30 @@ impl Moving<'_> {
     }
 
     /// The copy of an earlier move, which was interrupted after its rename.
-    fn copied_before(&self, here: &[VolumeView], there: &[VolumeView]) -> Option<CompleteCopy> {
+    fn copied_before(
+        &self,
+        volume: &VolumeView,
+        here: &[VolumeView],
+        there: &[VolumeView],
+    ) -> Result<Option<CompleteCopy>, Failure> {
         let is_here = |mark: &VolumeView| {
             snapshots_of(here, self.name).any(|(it, _)| it.guid.is_some() && it.guid == mark.guid)
         };
         let mut marks = snapshots_of(there, self.name).filter(|(_, rest)| is_mark(rest));
-        let (_, mark) = marks.find(|(it, _)| is_here(it))?;
-        CompleteCopy::of(there, self.name, mark, 0)
+        let Some((_, mark)) = marks.find(|(it, _)| is_here(it)) else { return Ok(None) };
+        // Clients may have set properties since.
+        let set = self.set_properties(self.name, volume);
+        set.map_err(|failure| self.kept(failure, AGAIN))?;
+        Ok(CompleteCopy::of(&self.target.list()?, self.name, mark, 0))
+    }
+
+    /// Sets the properties that the volume has in the first pool.
+    fn set_properties(&self, copy: &str, volume: &VolumeView) -> Result<(), Failure> {
+        let set = VolumeRequest { properties: stored_properties(volume), ..request(copy) };
+        if !set.properties.is_empty() {
+            self.target.work("set", set)?;
+        }
+        Ok(())
     }
 
     /// Copies the volume. If that fails, both pools are as they were.
@@ -281,12 +312,7 @@ impl Moving<'_> {
             );
             return Err(Failure::new(Code::Refused, text));
         }
-        let stored = volume.properties.iter().filter(|it| it.source == PropertySource::Pool);
-        let stored = stored.map(|it| (it.name.clone(), it.value.clone()));
-        let set = VolumeRequest { properties: stored.collect(), ..request(mark) };
-        if !set.properties.is_empty() {
-            self.target.work("set", set)?;
-        }
+        self.set_properties(mark, volume)?;
         let copied = CompleteCopy::of(&self.target.list()?, mark, mark, received.stream_bytes);
         let copied = copied.ok_or_else(|| {
             let text = format!("`{mark}@{mark}` in {} is gone", self.to.display());
@@ -333,10 +359,13 @@ impl Moving<'_> {
     /// that the next move finds it.
     fn undo(&self, mark: &str) {
         let snapshot = self.snapshot(mark);
+        let (name, from, to) = (self.name, self.from.display(), self.to.display());
         let undone = self.target.list().and_then(|there| {
             if there.iter().any(|it| it.name == snapshot) {
-                let text = format!("{} has all of `{}`", self.to.display(), self.name);
-                return Err(Failure::new(Code::Failed, text));
+                eprintln!(
+                    "note: {to} has all of `{name}`, with `{snapshot}`: do not destroy it; {AGAIN}"
+                );
+                return Ok(());
             }
             if there.iter().any(|it| it.name == mark) {
                 let remove = VolumeRequest { recursive: true, ..request(mark) };
@@ -349,10 +378,8 @@ impl Moving<'_> {
         });
         if let Err(failure) = undone {
             eprintln!(
-                "note: `{mark}` in {} or `{snapshot}` in {} is left; the same command goes on \
-                 from there: {}",
-                self.to.display(),
-                self.from.display(),
+                "note: `{mark}` or `{name}` in {to}, or `{snapshot}` in {from} may be left; the \
+                 same command goes on from there: {}",
                 failure.text()
             );
         }
@@ -360,12 +387,18 @@ impl Moving<'_> {
 
     /// The request that destroys the volume in the first pool, unless the copy lacks something.
     fn destruction(&self, copied: &CompleteCopy) -> VolumeRequest {
-        VolumeRequest { recursive: true, copied: copied.guids.clone(), ..request(self.name) }
+        VolumeRequest {
+            recursive: true,
+            copied: copied.guids.clone(),
+            properties: copied.properties.clone(),
+            key_slot: copied.key_slot.clone(),
+            ..request(self.name)
+        }
     }
 
     /// Ends the move of a volume that the other pool has completely.
     fn end(&self, copied: &CompleteCopy) -> Result<(), Failure> {
-        self.until_uploaded().map_err(|failure| self.kept(failure))?;
+        self.until_uploaded().map_err(|failure| self.kept(failure, AGAIN))?;
         self.destroy_source(copied)?;
         let snapshot = self.snapshot(&copied.mark);
         if let Err(failure) = self.target.work("destroy", request(&snapshot)) {
@@ -402,45 +435,60 @@ impl Moving<'_> {
 
     fn destroy_source(&self, copied: &CompleteCopy) -> Result<(), Failure> {
         let destroy = self.destruction(copied);
-        let error = match &self.source {
-            PoolAccess::Here(_) => {
-                let destroyed = self.source.work("destroy", destroy);
-                return destroyed.map(drop).map_err(|failure| self.kept(failure));
-            }
+        let (code, failure) = match &self.source {
+            PoolAccess::Here(running) => match volumes::work(running, "destroy", &destroy) {
+                Ok(_) => return Ok(()),
+                Err(error) => (error.code().to_owned(), refused(error)),
+            },
             PoolAccess::There(client, path) => {
                 let destroy = VolumeRequest { pool: Some(text(path)?), ..destroy };
                 match client.volume("destroy", &destroy) {
                     Ok(_) => return Ok(()),
                     Err(error @ (ClientError::Refused(_) | ClientError::Unsent(_))) => {
-                        return Err(self.kept(error.into()));
+                        (error.code().unwrap_or_default().to_owned(), error.into())
                     }
-                    Err(error) => error,
+                    // The yard may have destroyed it, or do so later.
+                    Err(error) => match self.source.list() {
+                        Ok(here) if here.iter().all(|it| it.name != self.name) => return Ok(()),
+                        _ => return Err(self.unknown(error.into())),
+                    },
                 }
             }
         };
-        // The yard may have destroyed it, or do so later.
-        match self.source.list() {
-            Ok(here) if here.iter().all(|it| it.name != self.name) => Ok(()),
-            _ => {
-                let failure = Failure::from(error);
-                let (name, from, to) = (self.name, self.from.display(), self.to.display());
-                let text = format!(
-                    "`{name}` was copied to {to}, and it is not known whether it is still in \
-                     {from}: {}; run the command again, and do not destroy the copy",
-                    failure.text()
-                );
-                Err(Failure::new(Code::Failed, text))
+        Err(match code.as_str() {
+            // The change may be in the log, and take effect when the pool is opened again.
+            "latched" => self.unknown(failure),
+            "not_copied" => {
+                let first = "after `volume send -I` of what has changed since the copy";
+                self.kept(failure, &format!("{first}, {AGAIN}"))
             }
-        }
+            "key_changed" => {
+                let from = self.from.display();
+                let last = format!("then `volume destroy -r {from} {}`", self.name);
+                self.kept(failure, &format!("`volume change-key` it there too, {last}"))
+            }
+            _ => self.kept(failure, AGAIN),
+        })
     }
 
-    /// The failure of a move whose volume both pools have.
-    fn kept(&self, failure: Failure) -> Failure {
+    /// The failure of a move that may have destroyed the volume in the first pool.
+    fn unknown(&self, failure: Failure) -> Failure {
+        let (name, from, to) = (self.name, self.from.display(), self.to.display());
+        let text = format!(
+            "`{name}` was copied to {to}, and it is not known whether it is still in {from}: {}; \
+             do not destroy the copy; run the command again",
+            failure.text()
+        );
+        Failure::new(Code::Failed, text)
+    }
+
+    /// The failure of a move whose volume both pools have, and what to do about it.
+    fn kept(&self, failure: Failure, advice: &str) -> Failure {
         let Failure::Said(code, why) = failure else { return failure };
         let (name, from, to) = (self.name, self.from.display(), self.to.display());
         let text = format!(
-            "`{name}` was copied to {to}, and is still in {from}: {why}; the same command ends the \
-             move, after `volume send -I` of what has changed since the copy"
+            "`{name}` was copied to {to}, and is still in {from}: {why}; do not destroy the copy; \
+             {advice}"
         );
         Failure::new(code, text)
     }

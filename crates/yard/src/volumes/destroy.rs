@@ -8,8 +8,9 @@ use blockyard_volume_admin::space;
 use blockyard_volume_format::catalogue::VolumeMeta;
 use serde::{Deserialize, Serialize};
 
-use super::{VolumeDone, VolumeRequest, argument, counted, guid_text};
+use super::{VolumeDone, VolumeRequest, argument, counted, guid_text, key_slot_text};
 use crate::error::YardError;
+use crate::volume_properties::{PropertySource, PropertyView, views};
 
 /// A snapshot that `prune` keeps.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -26,6 +27,12 @@ pub(super) fn destroy(running: &Running, request: &VolumeRequest) -> Result<Volu
     if !request.copied.is_empty() && (!request.recursive || name.contains('@')) {
         let wanted = "none, unless `recursive` destroys a volume";
         return Err(argument("copied", request.copied.join(", "), wanted));
+    }
+    let of_copy =
+        [("properties", !request.properties.is_empty()), ("key_slot", request.key_slot.is_some())];
+    if let Some((field, _)) = of_copy.iter().find(|(_, given)| *given && request.copied.is_empty())
+    {
+        return Err(argument(field, field, "none of this name without `copied`"));
     }
     let doomed = running.doomed(&name, request.recursive)?;
     let (names, freed_bytes) = destroy_all(running, request, doomed)?;
@@ -52,7 +59,7 @@ fn destroy_all(
         true => Some(space::freed_bytes(running.pool(), &ids)?),
         false => None,
     };
-    let check = || check_copied(running, &doomed, &request.copied);
+    let check = || check_copied(running, &doomed, request);
     match request.dry_run {
         true => check()?,
         false => running.destroy_all_if(&doomed, check)?,
@@ -61,27 +68,44 @@ fn destroy_all(
 }
 
 /// Refuses to destroy a volume that another pool does not have completely: a snapshot is not among
-/// those that were copied, or the volume has changed since the newest one.
+/// those that were copied, the volume has changed since the newest one, or it has another key slot
+/// or a property that the copy lacks.
 fn check_copied(
     running: &Running,
     doomed: &[VolumeMeta],
-    copied: &[String],
+    request: &VolumeRequest,
 ) -> Result<(), VolumeError> {
+    let copied = &request.copied;
     // The volume is the last one.
     let Some((volume, snapshots)) = doomed.split_last().filter(|_| !copied.is_empty()) else {
         return Ok(());
     };
-    let busy =
-        |meta: &VolumeMeta, why: String| Err(VolumeError::Busy { name: meta.name.clone(), why });
+    let lacks = |meta: &VolumeMeta, why: String| {
+        Err(VolumeError::NotCopied { name: meta.name.clone(), why })
+    };
     if let Some(it) = snapshots.iter().find(|it| !copied.contains(&guid_text(it.guid))) {
-        return busy(it, "a snapshot that was not copied".to_owned());
+        return lacks(it, "a snapshot that was not copied".to_owned());
     }
     let Some(newest) = snapshots.last() else {
-        return busy(volume, "without a snapshot that was copied".to_owned());
+        return lacks(volume, "without a snapshot that was copied".to_owned());
     };
-    match has_changed(running.pool(), &volume.name, &newest.name)? {
-        true => busy(volume, format!("no longer as it was copied, at `{}`", newest.name)),
-        false => Ok(()),
+    if has_changed(running.pool(), &volume.name, &newest.name)? {
+        return lacks(volume, format!("no longer as it was copied, at `{}`", newest.name));
+    }
+    let present = running.pool().find(&volume.name)?.listed();
+    let properties = running.pool().volumes().properties_of(present.id);
+    let is_lacking = |it: &PropertyView| {
+        it.source == PropertySource::Pool && request.properties.get(&it.name) != Some(&it.value)
+    };
+    if let Some(it) = views(&present, &properties, None).into_iter().find(is_lacking) {
+        let why = format!("no longer as it was copied: `{}` was set to `{}`", it.name, it.value);
+        return Err(VolumeError::Busy { name: present.name, why });
+    }
+    match key_slot_text(running, &present) {
+        Some(slot) if request.key_slot.as_ref() != Some(&slot) => {
+            Err(VolumeError::KeyChanged { name: present.name })
+        }
+        _ => Ok(()),
     }
 }
 
