@@ -42,8 +42,12 @@ const ANSWER_MAX: u64 = 64 << 20;
 /// to disconnect.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The longest wait for an operation on a whole RAM disk, or on a volume.
+/// The longest wait for an operation on a whole RAM disk, or for the space of volumes.
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
+
+/// The wait for a change of a pool: the ten minutes for which a pool waits for its object store,
+/// and a minute for the work itself.
+const TIMEOUT_CHANGE: Duration = Duration::from_secs(660);
 
 /// The wait for what may last as long as it wants, and send nothing meanwhile: ten years.
 const TIMEOUT_NONE: Duration = Duration::from_secs(10 * 366 * 86_400);
@@ -501,6 +505,9 @@ impl Client {
         pool: Option<&Path>,
         more: Option<(&str, &str)>,
     ) -> Result<Vec<VolumeView>, ClientError> {
+        // The space is counted by reading the maps.
+        let counts = more.is_some_and(|(key, _)| key != "details");
+        let timeout = if counts { TIMEOUT_LONG } else { TIMEOUT };
         let mut path = "/v1/volumes".to_owned();
         let pool = pool.map(|pool| pool.display().to_string());
         let asked = pool.as_deref().map(|pool| ("pool", pool)).into_iter().chain(more);
@@ -509,7 +516,7 @@ impl Client {
             // In a query string a plus means a space.
             path += &format!("{mark}{key}={}", encode(value).replace('+', "%2B"));
         }
-        self.parse(self.exchange_within(TIMEOUT_LONG, Method::GET, &path, Vec::new())?)
+        self.parse(self.exchange_within(timeout, Method::GET, &path, Vec::new())?)
     }
 
     /// Executes an operation on a volume of a pool that the yard has open. A pool in an object
@@ -520,7 +527,7 @@ impl Client {
     pub fn volume(&self, verb: &str, request: &VolumeRequest) -> Result<VolumeDone, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let path = format!("/v1/volumes/{}", encode(verb).replace('/', "%2F"));
-        self.parse(self.exchange_within(TIMEOUT_LONG, Method::POST, &path, body)?)
+        self.parse(self.exchange_within(timeout_of(verb), Method::POST, &path, body)?)
     }
 
     /// The stream of a snapshot.
@@ -874,4 +881,26 @@ impl Client {
 fn device_path(name: &str, rest: &str) -> String {
     // `encode` leaves slashes as they are, but a name with a slash must not become a path.
     format!("/v1/devices/{}{rest}", encode(name).replace('/', "%2F"))
+}
+
+/// The wait for an operation on a volume.
+fn timeout_of(verb: &str) -> Duration {
+    match verb {
+        // They need nothing of the pool's storage.
+        "receives" | "lock" | "unlock" => TIMEOUT,
+        _ => TIMEOUT_CHANGE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: each command waited an hour for a yard that hung.
+    #[test]
+    fn only_changes_of_a_pool_wait_for_an_outage_of_its_object_store() {
+        assert_eq!(timeout_of("receives"), TIMEOUT);
+        let change = timeout_of("destroy");
+        assert!(change > Duration::from_secs(600) && change < TIMEOUT_LONG, "{change:?}");
+    }
 }
