@@ -99,9 +99,11 @@ impl Cost {
 
 /// Writes of clients, for a forecast.
 ///
-/// The forecasts are upper bounds for as many bytes and groups. They count as if writes came
-/// evenly: bursts with pauses between them take fewer PUTs. Under another policy clients may write
-/// faster or more slowly, and a slower store has more syncs in a group.
+/// The forecasts have the PUTs of write batches alone, and are upper bounds of these for as many
+/// bytes and groups. They count as if writes came evenly: bursts with pauses between them take
+/// fewer PUTs. Syncs of superblocks, tables and names are not in the groups, and end batches too.
+/// Under another policy clients may write faster or more slowly, and a slower store has more syncs
+/// in a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Writes {
     /// Bytes per second, after compression.
@@ -111,13 +113,13 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// Most PUTs in a month if each group is acknowledged after its PUT (`ack=object`). A batch is
+    /// Most PUTs of batches in a month if each group is acknowledged after its PUT (`ack=object`). A batch is
     /// sent when it has `batch_bytes`, or at the end of a group.
     pub fn puts_if_acknowledged_by_store(&self, batch_bytes: u64) -> f64 {
         self.puts(batch_bytes, self.groups_per_s)
     }
 
-    /// Most PUTs in a month if groups are acknowledged by the local log (`ack=local`). A batch is
+    /// Most PUTs of batches in a month if groups are acknowledged by the local log (`ack=local`). A batch is
     /// sent when it has `batch_bytes`, or `delay` after its first write.
     pub fn puts_if_acknowledged_locally(&self, batch_bytes: u64, delay: Duration) -> f64 {
         self.puts(batch_bytes, self.groups_per_s.min(1.0 / delay.as_secs_f64()))

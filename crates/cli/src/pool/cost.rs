@@ -33,9 +33,9 @@ pub(crate) fn cost(requests: &RequestsView, stored_bytes: u64) -> String {
 /// The forecast for a pool that writes as it has since it was opened, in a line; `None` for a pool
 /// that is not in an object store, or not open for a minute.
 ///
-/// It has the PUTs of write batches alone. Compactions and leases add theirs, under either policy.
-/// It is an upper bound for the counted bytes and groups of syncs; under the other policy clients
-/// may have other rates ([`Writes`]).
+/// It is a rough figure: the PUTs of write batches for the counted bytes and groups of syncs.
+/// Syncs of superblocks, tables and names, compactions and leases add theirs, under either policy;
+/// under the other policy clients may have other rates ([`Writes`]).
 pub(crate) fn forecast(pool: &PoolView) -> Option<String> {
     let upload = pool.upload.as_ref()?;
     let over_ms = upload.requests.over_ms;
@@ -55,7 +55,7 @@ pub(crate) fn forecast(pool: &PoolView) -> Option<String> {
         format!("${:.2} with", month.cost(&S3_STANDARD).total())
     };
     Some(format!(
-        "at most {} ack=object, {} ack=local, for the PUTs of a month of such writes",
+        "about {} ack=object, {} ack=local, for the PUTs of a month of such writes",
         price(writes.puts_if_acknowledged_by_store(batch_bytes)),
         price(writes.puts_if_acknowledged_locally(batch_bytes, local.upload_delay))
     ))
@@ -96,7 +96,7 @@ mod tests {
         // million.
         assert_eq!(
             forecast(&pool).unwrap(),
-            "at most $1308.96 with ack=object, $25.92 with ack=local, for the PUTs of a month of \
+            "about $1308.96 with ack=object, $25.92 with ack=local, for the PUTs of a month of \
              such writes"
         );
         // A batch waits for a quarter of a lag of two seconds.
