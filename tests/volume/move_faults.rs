@@ -251,7 +251,7 @@ impl Pools {
     }
 
     /// As a client that runs a command.
-    fn command(&self, args: &[&str]) -> impl FnOnce() + Send + 'static {
+    fn command(&self, args: &[&str]) -> impl FnOnce() + Send + 'static + use<> {
         let (yard, args) = (Arc::clone(&self.yard), args.iter().map(|it| (*it).to_owned()));
         let args: Vec<String> = args.collect();
         move || _ = yard.command(&args.iter().map(String::as_str).collect::<Vec<_>>()).ok()

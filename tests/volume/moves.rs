@@ -109,8 +109,11 @@ fn a_move_that_fails_changes_nothing() {
         blockyard(&line.iter().map(String::as_str).collect::<Vec<_>>()).fails()
     };
     run(&one).says(&["invalid TO", "expected another pool"]);
+    let inside = format!("{}/pool", place.write("file--take-over.txt", "no directory"));
+    run(&inside).says(&["file--take-over.txt/pool"]);
     blockyard(&["volume", "move", &one, "v0@first", &two]).fails().says(&["expected a volume"]);
     blockyard(&["volume", "move", &one, "none", &two]).fails().says(&["no such volume"]);
+    blockyard(&["volume", "move", &one, "none", &two]).fails().says(&["note:", "has no volume"]);
     blockyard(&["volume", "hold", &one, "keep", "v0@first"]).ok();
     run(&two).says(&["`v0@first` cannot be moved: it has a hold"]);
     blockyard(&["volume", "release", &one, "keep", "v0@first"]).ok();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use blockyard_store::remote::{
     Acknowledge, Lease, OwnPart, RemoteFile, RemoteParameters, RemotePools, RemoteStore,
-    UploadStatus,
+    UploadStatus, only_open_here,
 };
 use blockyard_store::{
     EventFd, Layout, LeaseTerm, LockOwner, LogWriter, PoolFile, Purpose, Reads, SegmentFiles as _,
@@ -120,9 +120,7 @@ fn refused(path: &str, error: BucketError) -> StoreError {
         BucketError::MayBeOpen { .. } => StoreError::Invalid {
             field: "path",
             value: path.to_owned(),
-            wanted: "a pool that a daemon of this machine has open, or `blockyard serve` or \
-                     --take-over: another machine may have this one open, and would lose it"
-                .to_owned(),
+            wanted: only_open_here("--take-over"),
         },
         error => {
             let is_transient =

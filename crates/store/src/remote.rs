@@ -137,6 +137,15 @@ pub struct OwnPart {
     pub lost: LostWrites,
 }
 
+/// What is expected of a pool that another machine may have open. `option` is that of the command
+/// that takes it over.
+pub fn only_open_here(option: &str) -> String {
+    format!(
+        "a pool that a daemon of this machine has open, or `blockyard serve` or {option}: another \
+         machine may have this one open, and would lose it"
+    )
+}
+
 /// The parameters of a pool that only remote storage has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteParameters {

@@ -25,7 +25,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use blockyard_object::ObjectUri;
-use blockyard_store::remote::{Acknowledge, is_remote};
+use blockyard_store::remote::{Acknowledge, is_remote, only_open_here};
 use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_here};
 use blockyard_yard::client::ClientError;
 use blockyard_yard::error::counted;
@@ -124,7 +124,8 @@ fn open_target(args: &VolumeMoveArgs) -> Result<PoolAccess, Failure> {
     PoolAccess::find(&target_args(args), make).map_err(|failure| match failure {
         // This pool has an option of its own.
         Failure::Said(code, text) => {
-            Failure::Said(code, text.replace("--take-over", "--take-over-to"))
+            let [of_pool, of_to] = ["--take-over", "--take-over-to"].map(only_open_here);
+            Failure::Said(code, text.replace(&of_pool, &of_to))
         }
         other => other,
     })
@@ -133,6 +134,7 @@ fn open_target(args: &VolumeMoveArgs) -> Result<PoolAccess, Failure> {
 /// The refusal of a volume that is not there. The other pool may have it, of an interrupted move.
 fn missing(args: &VolumeMoveArgs) -> Failure {
     let (name, from, to) = (&args.at.name, args.at.pool.pool.display(), args.to.display());
+    eprintln!("note: {from} has no volume `{name}`; looks for it in {to}");
     let there = ReadOnlyAccess::find(&target_args(args)).and_then(|pool| pool.volumes(None));
     let there = there.unwrap_or_default();
     let mark = snapshots_of(&there, name).find(|(_, rest)| is_mark(rest));
@@ -415,6 +417,7 @@ impl Moving<'_> {
     /// the yard has acknowledged up to now.
     fn until_uploaded(&self) -> Result<(), Failure> {
         let since = Instant::now();
+        let mut progress = ProgressLine::new("waits for the object store");
         loop {
             let asked = since.elapsed();
             let view = self.target.view()?;
@@ -429,6 +432,7 @@ impl Moving<'_> {
             if !is_local || upload.lag_batches == 0 || is_later {
                 return Ok(());
             }
+            progress.wait(upload.lag_bytes);
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
