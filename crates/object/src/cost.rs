@@ -113,14 +113,14 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// Most PUTs of batches in a month if each group is acknowledged after its PUT (`ack=object`). A batch is
-    /// sent when it has `batch_bytes`, or at the end of a group.
+    /// Most PUTs of batches in a month if each group is acknowledged after its PUT (`ack=object`).
+    /// A batch is sent when it has `batch_bytes`, or at the end of a group.
     pub fn puts_if_acknowledged_by_store(&self, batch_bytes: u64) -> f64 {
         self.puts(batch_bytes, self.groups_per_s)
     }
 
-    /// Most PUTs of batches in a month if groups are acknowledged by the local log (`ack=local`). A batch is
-    /// sent when it has `batch_bytes`, or `delay` after its first write.
+    /// Most PUTs of batches in a month if groups are acknowledged by the local log (`ack=local`). A
+    /// batch is sent when it has `batch_bytes`, or `delay` after its first write.
     pub fn puts_if_acknowledged_locally(&self, batch_bytes: u64, delay: Duration) -> f64 {
         self.puts(batch_bytes, self.groups_per_s.min(1.0 / delay.as_secs_f64()))
     }

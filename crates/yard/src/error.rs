@@ -793,6 +793,11 @@ impl YardError {
 
     /// The invalid argument or parameter, and its value, if there is one.
     pub fn blame(&self) -> (Option<String>, Option<String>) {
+        if let YardError::Volume(error) = self
+            && let Some(name) = name_of_volume(error)
+        {
+            return (Some("name".to_owned()), Some(name.to_owned()));
+        }
         let (field, value): (&str, &str) = match self {
             YardError::NoSuchDevice { name, .. }
             | YardError::Taken { name }
@@ -821,17 +826,6 @@ impl YardError {
             | YardError::NotTraced { name }
             | YardError::Claimed { name, .. }
             | YardError::MountUsed { name, .. }
-            | YardError::Volume(
-                VolumeError::NoSuchVolume { name }
-                | VolumeError::Exists { name }
-                | VolumeError::Busy { name, .. }
-                | VolumeError::NotCopied { name, .. }
-                | VolumeError::KeyChanged { name }
-                | VolumeError::Locked { name }
-                | VolumeError::WrongKey { name }
-                | VolumeError::NotEncrypted { name }
-                | VolumeError::Shrinks { name, .. },
-            )
             | YardError::Overloaded { name, .. }
             | YardError::Fault(FaultError::NoSuchRule { name, .. })
             | YardError::Uri(UriError::Name(NameError { name })) => ("name", name),
@@ -875,5 +869,21 @@ impl YardError {
             }
             _ => (None, None),
         }
+    }
+}
+
+/// The volume that an error is about, if it names one.
+fn name_of_volume(error: &VolumeError) -> Option<&str> {
+    match error {
+        VolumeError::NoSuchVolume { name }
+        | VolumeError::Exists { name }
+        | VolumeError::Busy { name, .. }
+        | VolumeError::NotCopied { name, .. }
+        | VolumeError::KeyChanged { name }
+        | VolumeError::Locked { name }
+        | VolumeError::WrongKey { name }
+        | VolumeError::NotEncrypted { name }
+        | VolumeError::Shrinks { name, .. } => Some(name),
+        _ => None,
     }
 }

@@ -520,8 +520,8 @@ pub struct VolumeRequest {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub count_freed: bool,
     /// `destroy` with `recursive` of a volume: the `guid`s of snapshots that another pool has. It
-    /// is refused if the volume has another snapshot, or has changed since its newest one; or if
-    /// the copy lacks a property or the key slot: `properties` and `key_slot` are those of the copy.
+    /// is refused if the volume has another snapshot, or has changed since its newest one, or if
+    /// the copy lacks a property or the key slot. `properties` and `key_slot` are the copy's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<String>,
     /// `destroy` with `copied`: the `key_slot` of the copy, if it is encrypted.

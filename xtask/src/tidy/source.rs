@@ -16,8 +16,7 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 25] = [
-    ("crates/cli/src/volume/progress.rs", "the progress line of several volume commands"),
+const SMALL_FILES: [(&str, &str); 24] = [
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
     ("crates/core/src/provisional.rs", "shared by the devices that make files, and by the daemon"),

@@ -16,8 +16,9 @@
 //!    that another client has made.
 //! 2. The rename follows when all is there, durably, and POOL has nothing else.
 //! 3. POOL destroys snapshots that TO has, the oldest first, and the volume only if it is as it was
-//!    at its newest snapshot, with the properties and the key slot of the copy. One change of the catalogue destroys the volume and the mark. So if
-//!    both pools have the volume and the mark, TO has all of it, and the next move goes on.
+//!    at its newest snapshot, with the properties and the key slot of the copy. One change of the
+//!    catalogue destroys the volume and the mark. So if both pools have the volume and the mark, TO
+//!    has all of it, and the next move goes on.
 
 use std::collections::BTreeMap;
 use std::io::Write;
