@@ -25,6 +25,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -51,6 +52,7 @@ use crate::compaction;
 use crate::image::PoolImage;
 use crate::local_log::{LocalLog, LogGroup};
 use crate::object_reader::{ObjectReader, ReadError};
+use crate::read_ahead::{Fetches, ReadStreams};
 use crate::recovery;
 use crate::requests::Requests;
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
@@ -67,6 +69,8 @@ pub(crate) struct Journal {
     pub(crate) title: String,
     pub(crate) cache: Option<ObjectCache>,
     pub(crate) reader: ObjectReader,
+    pub(crate) streams: ReadStreams,
+    fetches: Fetches,
     /// The local log and its limits, if it acknowledges syncs. It is locked before the state.
     log: Option<(Mutex<LocalLog>, LocalAcknowledgement)>,
     state: Mutex<State>,
@@ -436,6 +440,8 @@ impl Journal {
         Journal {
             client,
             reader,
+            streams: ReadStreams::default(),
+            fetches: Fetches::default(),
             settings,
             title,
             cache,
@@ -883,70 +889,64 @@ impl Journal {
 }
 
 impl Journal {
-    /// Reads a range of an object, from the cache or from the object store.
+    /// Reads a range of an object, from the cache or from the object store. Its stream has read
+    /// `stream_bytes`.
     ///
     /// # Errors
     /// If the object store does not return it.
     pub(crate) fn read_object(
         &self,
         runtime: &Runtime,
-        object: ObjectId,
-        at: u32,
+        (object, at): (ObjectId, u32),
         into: &mut [u8],
+        stream_bytes: u64,
     ) -> io::Result<()> {
-        let (from, len) = (u64::from(at), into.len() as u64);
         if let Some(cache) = &self.cache
             && cache.read(object, at, into)
         {
             return Ok(());
         }
-        // More of the object is likely to be read next. Without a cache it would be lost.
-        let range = match &self.cache {
-            Some(_) => {
-                let first = from / READ_AHEAD_BYTES * READ_AHEAD_BYTES;
-                first..(from + len).next_multiple_of(READ_AHEAD_BYTES)
+        let (from, to) = (u64::from(at), u64::from(at) + into.len() as u64);
+        // Without a cache, what is read beyond the range would be lost.
+        let stream_bytes = self.cache.as_ref().map(|_| stream_bytes);
+        let fetch = self.fetches.join(object, from..to, stream_bytes);
+        let mut is_own = false;
+        let read = runtime.block_on(fetch.read.get_or_init(|| {
+            is_own = true;
+            self.fetch(object, fetch.range.clone())
+        }));
+        if is_own {
+            if let (Some(cache), Ok((first, bytes))) = (&self.cache, read) {
+                cache.insert(object, (first / CHUNK_BYTES as u64) as u32, bytes);
             }
-            None => from..from + len,
+            self.fetches.remove(&fetch);
+        }
+        let (first, bytes) = match read {
+            Ok(read) => read,
+            Err(error) => return Err(self.failure().unwrap_or_else(|| error.clone().into())),
         };
-        let read = runtime.block_on(async {
-            let read = self.reader.read(object, range).await;
-            if let Err(ReadError::Missing(_)) = read {
-                self.check_manifest().await;
-            }
-            read
-        });
-        if read.is_err()
-            && let Some(error) = self.failure()
-        {
-            return Err(error);
-        }
-        let (first, bytes) = read?;
         let start = (from - first) as usize;
-        let range = start..start + into.len();
-        into.copy_from_slice(bytes.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
-        if let Some(cache) = &self.cache {
-            cache.insert(object, (first / CHUNK_BYTES as u64) as u32, &bytes);
-        }
+        let bytes = bytes.get(start..start + into.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        into.copy_from_slice(bytes);
         Ok(())
     }
-}
 
-impl Journal {
-    /// Ends the journal if another process has replaced the manifest: an object that is missing was
-    /// then removed by a compaction, and is not lost.
-    async fn check_manifest(&self) {
-        let known = self.state().manifest.changes;
-        if let Ok(Some((manifest, _))) = recovery::manifest(&self.client).await
-            && manifest.changes > known
-        {
-            self.fail("the pool changes while it is read: its writer has removed an object");
+    /// Reads a range of an object from the object store. If the object is missing, and another
+    /// process has replaced the manifest, this ends the journal: a compaction has removed the
+    /// object, which is not lost.
+    async fn fetch(&self, object: ObjectId, range: Range<u64>) -> Result<(u64, Bytes), ReadError> {
+        let read = self.reader.read(object, range).await;
+        if let Err(ReadError::Missing(_)) = read {
+            let known = self.state().manifest.changes;
+            if let Ok(Some((manifest, _))) = recovery::manifest(&self.client).await
+                && manifest.changes > known
+            {
+                self.fail("the pool changes while it is read: its writer has removed an object");
+            }
         }
+        read
     }
 }
-
-/// Bytes that are read from the object store at once, at least: the time of a request hardly
-/// depends on less.
-const READ_AHEAD_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 /// Ends the journal if a task panics, which is a bug: nothing may wait for the task.
 struct EndsByPanic<'a>(&'a Journal);

@@ -24,6 +24,7 @@ pub mod location;
 mod object_reader;
 pub mod preflight;
 pub mod provider;
+mod read_ahead;
 mod reads;
 mod recovery;
 pub mod requests;

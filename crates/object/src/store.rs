@@ -641,6 +641,7 @@ impl BucketFile {
     }
 
     fn read_segment(&self, segment: u32, offset: u32, into: &mut [u8]) -> io::Result<()> {
+        let stream_bytes = self.journal.streams.add(segment, offset, into.len());
         let mut rest = into;
         for located in self.journal.locate(segment, offset, rest.len() as u32)? {
             let len = match &located {
@@ -654,7 +655,8 @@ impl BucketFile {
                 Located::Memory(bytes) => part.copy_from_slice(&bytes),
                 Located::Copied(bytes) => part.copy_from_slice(&bytes),
                 Located::Object(object, at, _) => {
-                    self.journal.read_object(&self.runtime, object, at, part)?;
+                    let place = (object, at);
+                    self.journal.read_object(&self.runtime, place, part, stream_bytes)?;
                 }
             }
             rest = after;

@@ -155,6 +155,51 @@ fn compactions_free_the_memory_of_segments_that_are_not_written_again() {
     assert!(bytes < 20 * 700, "{bytes} bytes of batches are in memory");
 }
 
+/// A stream reads more at once, the longer it is; a single read does not.
+#[test]
+fn reads_that_follow_each_other_share_requests() {
+    const LEN: usize = 16 << 20;
+    const READ_LEN: usize = 64 << 10;
+    let store = with_segments(0);
+    let kept = BucketSettings {
+        batch_bytes: 4 << 20,
+        keep_bytes: 1 << 20,
+        cache_bytes: 2 * LEN as u64,
+        ..idle()
+    };
+    let pool = open(&store, kept);
+    pool.create("new", LEN as u64).unwrap();
+    pool.rename("new", &segment_name(0)).unwrap();
+    let value = |at: usize| (at / 512 % 251) as u8;
+    let bytes: Vec<u8> = (0..LEN).map(value).collect();
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    for at in (0..LEN).step_by(1 << 20) {
+        file.write_at(at as u64, &[&bytes[at..at + (1 << 20)]]).unwrap();
+    }
+    file.sync().unwrap();
+    drop((file, pool));
+    let cache = tempfile::tempdir().unwrap();
+    let pool = open_at(&Connection::new(&store), kept, Some(cache.path())).unwrap();
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    let read = |at: usize, len: usize| {
+        let (mut into, before) = (vec![0; len], pool.requests().get);
+        file.read_at(at as u64, &mut into).unwrap();
+        assert!(into == bytes[at..at + len], "other bytes at {at}");
+        let after = pool.requests().get;
+        (after.requests - before.requests, after.bytes - before.bytes)
+    };
+    let (requests, fetched) = read(10 << 20, 4096);
+    assert!(requests <= 2 && fetched < 300 << 10, "{requests} requests, {fetched} bytes");
+    let (mut requests, mut fetched) = (0, 0);
+    for at in (0..LEN).step_by(READ_LEN) {
+        let of_read = read(at, READ_LEN);
+        (requests, fetched) = (requests + of_read.0, fetched + of_read.1);
+    }
+    // Of each of the four objects the checksums and two parts, and the growing parts of the start.
+    assert!(requests < 20, "{requests} requests for {} reads", LEN / READ_LEN);
+    assert!(fetched < LEN as u64 * 9 / 8, "{fetched} bytes for {LEN}");
+}
+
 /// The memory limit is the only reason for compactions.
 #[test]
 fn a_writer_that_waits_for_memory_goes_on_after_a_compaction() {
