@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use blockyard_core::{Device, Disk};
 use blockyard_object::{
@@ -13,6 +13,7 @@ use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
 use blockyard_testing::s3_witness::S3Witness;
 use blockyard_volume::{Options, Running, Volume};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Notify;
 
 use crate::error::LabError;
 use crate::experiment::Settings;
@@ -44,6 +45,9 @@ impl SharedBucket {
 pub struct LabBucket {
     server: S3Server,
     runtime: Arc<Runtime>,
+    /// Ends the thread of the runtime.
+    stop: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
     directory: PathBuf,
 }
 
@@ -70,13 +74,15 @@ impl LabBucket {
         S3Witness::start(&server.endpoint(), BUCKET).ok_or_else(missing)?;
         let io = LabError::io("the thread of the object store");
         let runtime = Arc::new(Builder::new_current_thread().enable_all().build().map_err(io)?);
-        let runs = Arc::clone(&runtime);
-        // As in the product, one thread sends all requests. It ends with the process.
+        let stop = Arc::<Notify>::default();
+        let (runs, stopped) = (Arc::clone(&runtime), Arc::clone(&stop));
+        // As in the product, one thread sends all requests.
         let named = thread::Builder::new().name("object-store".to_owned());
-        named
-            .spawn(move || runs.block_on(std::future::pending::<()>()))
+        let thread = named
+            .spawn(move || runs.block_on(stopped.notified()))
             .map_err(LabError::io("the thread of the object store"))?;
-        Ok(LabBucket { server, runtime, directory: place.to_owned() })
+        let (thread, directory) = (Some(thread), place.to_owned());
+        Ok(LabBucket { server, runtime, stop, thread, directory })
     }
 
     /// The runtime on which clients of the bucket run.
@@ -96,19 +102,32 @@ impl LabBucket {
         Ok(Arc::new(client.map_err(failed)?))
     }
 
-    /// Opens a pool, and makes it and its volume first if it is not there. The cache is empty.
+    /// The directory of the cache of all pools, one of which is open at a time.
+    fn cache(&self) -> PathBuf {
+        self.directory.join("cache")
+    }
+
+    /// Removes what the cache has, so that the next pool is opened as on another machine.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
+    pub fn clear_cache(&self) -> Result<(), LabError> {
+        let cache = self.cache();
+        match std::fs::remove_dir_all(&cache) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(LabError::io(cache.display().to_string())(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a pool, and makes it and its volume first if it is not there.
     ///
     /// # Errors
     /// If the object store or the pool refuses it.
     pub fn open(&self, pool: &BucketPool) -> Result<Arc<Running<BucketStore>>, LabError> {
         let failed = |error: &dyn std::fmt::Display| LabError::failed(pool.name, error.to_string());
-        let cache = self.directory.join("cache");
-        match std::fs::remove_dir_all(&cache) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(LabError::io(cache.display().to_string())(error));
-            }
-            _ => {}
-        }
+        let cache = self.cache();
         let log = pool.settings.local.map(|_| self.directory.join(format!("{}.log", pool.name)));
         let request = Opening {
             cache: Some(&cache),
@@ -128,6 +147,16 @@ impl LabBucket {
             made.map_err(|error| failed(&error))?;
         }
         Ok(running)
+    }
+}
+
+impl Drop for LabBucket {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // The panic was reported when it happened.
+            _ = thread.join();
+        }
     }
 }
 
