@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use blockyard_object::preflight::{PreflightReport, preflight};
-use blockyard_object::{ObjectClient, ObjectError, Retries};
+use blockyard_object::{
+    BucketError, BucketSettings, BucketStore, ObjectClient, ObjectError, Opening, Retries,
+};
 use futures::StreamExt;
 use object_store::ObjectStore;
 
@@ -63,6 +65,26 @@ fn each_flaw_is_named() {
         let first = first.unwrap_or_else(|| panic!("{flaw:?} was not found"));
         assert_eq!(first.name, name, "{flaw:?}");
         assert!(first.failure.as_ref().unwrap().contains(text), "{flaw:?}: {first:?}");
+    }
+}
+
+#[test]
+fn no_pool_is_made_in_a_store_that_does_not_keep_a_second_opener_out() {
+    for (flaw, text) in [
+        (Flaw::IgnoresConditions, "it ignores If-None-Match"),
+        (Flaw::ChecksThenWrites, "before it writes, not while it writes"),
+        (Flaw::RefusesConditions, "the store answered 501 NotImplemented"),
+    ] {
+        let store: Arc<dyn ObjectStore> = Arc::new(Flawed::new(flaw));
+        let client = ObjectClient::over(Arc::clone(&store), "pool", Retries::default());
+        let request = Opening { capacity_bytes: Some(1 << 30), ..Opening::default() };
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = Arc::new(runtime.enable_time().start_paused(true).build().unwrap());
+        let settings = BucketSettings::default();
+        let error = BucketStore::open(Arc::new(client), settings, request, &runtime).unwrap_err();
+        assert!(matches!(&error, BucketError::Unfenced { .. }), "{flaw:?}: {error}");
+        assert!(error.to_string().contains(text), "{flaw:?}: {error}");
+        assert_eq!(run(objects(&store)), 0, "{flaw:?}");
     }
 }
 
