@@ -16,7 +16,7 @@ use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::object::{ObjectId, ObjectKind, table};
 
 use crate::attach::{FileSystem, Loop};
-use crate::object_store::{POOL, command, serve, serve_to};
+use crate::object_store::{POOL, command, serve, serve_to, stand_by};
 use crate::place::Place;
 use crate::run::{Run, nbdsh, ok};
 use crate::yard::Yard;
@@ -250,6 +250,7 @@ fn changed_objects_are_named(program: S3Program) {
     }
     check(&store).ok();
     a_daemon_returns_no_changed_data(&store, &mut witness);
+    a_standby_names_a_changed_lease(&store, &mut witness);
 }
 
 /// Reads all that [`OBJECTS`] and [`LAST_BATCHES`] have written, 64 KiB at once; prints how many
@@ -292,6 +293,29 @@ fn a_daemon_returns_no_changed_data(store: &S3Server, witness: &mut S3Witness) {
     names.iter().zip(&objects).for_each(|(name, bytes)| witness.put(name, bytes));
     assert_eq!(errors(&yard), 0, "{}", yard.complained());
     kill(yard);
+}
+
+/// A standby says why it cannot read a lease, and goes on when the lease is restored.
+fn a_standby_names_a_changed_lease(store: &S3Server, witness: &mut S3Witness) {
+    const LEASE: &str = "&lease=30000";
+    kill(serve(store, LEASE));
+    let standby = stand_by(store, LEASE);
+    let lease = witness.get("pool/lease").unwrap();
+    let mut flipped = lease.clone();
+    flipped[30] ^= 1;
+    witness.put("pool/lease", &flipped);
+    let warning = loop {
+        let status = standby.command(&["status", "--json"]).json();
+        if let Some(warning) = status["warnings"].get(0) {
+            break warning.clone();
+        }
+    };
+    assert_eq!(warning["kind"], "lease_unreadable", "{warning}");
+    let message = warning["message"].as_str().unwrap();
+    assert!(message.contains("`s3://vol/pool/lease` is damaged in the object store"), "{message}");
+    witness.put("pool/lease", &lease);
+    standby.command(&["promote"]).ok();
+    assert_eq!(nbdsh(&standby.uri("v0"), READ_ALL).trim(), "0");
 }
 
 #[test]

@@ -354,7 +354,7 @@ fn standby_rounds() -> usize {
 }
 
 /// A machine of its own, which is a standby of the pool.
-fn stand_by(store: &S3Server, more: &str) -> Yard {
+pub(crate) fn stand_by(store: &S3Server, more: &str) -> Yard {
     let env = env_of(store);
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
     let uri = format!("volume:///v0?path={POOL}{more}");
