@@ -207,8 +207,8 @@ fn the_tables_show_the_state_that_other_requests_of_the_api_return() {
     browser.wait("Number(document.documentElement.dataset.samples) >= 2");
     let idle = "sample.devices.find((it) => it.device === 'mem0').reads_per_second > 0 \
                 && sample.pools[0].data_bytes_per_second === 0 && sample.clients.length === 1";
-    // A checkpoint may change the pool once more.
-    let looks = (0..20).find_map(|_| {
+    // A checkpoint may change the pool once more, and other tests write to its file system.
+    let looks = (0..60).find_map(|_| {
         let before = state_of(&yard);
         let seen = look(&mut browser, idle);
         (state_of(&yard) == before).then_some((seen, before))
