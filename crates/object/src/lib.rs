@@ -38,7 +38,7 @@ pub use bucket_error::BucketError;
 pub use client::{Created, ListedObject, Object, ObjectClient, Retries, Swapped};
 pub use journal::Lag;
 pub use location::{Access, ObjectUri};
-pub use provider::Provider;
+pub use provider::{ProvidedStore, Provider};
 pub use reads::BucketReads;
 pub use requests::{RequestCount, RequestKind, Requests};
 pub use store::{BucketStore, Opening};

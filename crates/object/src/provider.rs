@@ -346,20 +346,28 @@ impl RemotePools for Provider {
             }
         };
         let store = opened.map_err(|error| refused(path, error))?;
-        Ok(Box::new(LockedStore { store, lock, log }))
+        Ok(Box::new(ProvidedStore { store, lock, log: Some(log) }))
     }
 }
 
-/// A pool in an object store, which this process has locked unless it only reads.
+/// A pool in an object store as `crates/store` uses it. The provider locks it for this process,
+/// unless it only reads.
 #[derive(Debug)]
-struct LockedStore {
+pub struct ProvidedStore {
     store: BucketStore,
     lock: Option<File>,
     /// The directory of the local log.
-    log: PathBuf,
+    log: Option<PathBuf>,
 }
 
-impl Drop for LockedStore {
+impl ProvidedStore {
+    /// A pool without a lock, which only the caller opens.
+    pub fn unlocked(store: BucketStore) -> ProvidedStore {
+        ProvidedStore { store, lock: None, log: None }
+    }
+}
+
+impl Drop for ProvidedStore {
     fn drop(&mut self) {
         // An entry that remains is ignored once the lock is released.
         _ = self.lock.as_ref().map(|lock| LockOwner::default().write(lock));
@@ -372,7 +380,7 @@ impl RemoteFile for BucketFile {
     }
 }
 
-impl RemoteStore for LockedStore {
+impl RemoteStore for ProvidedStore {
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn RemoteFile>>> {
         Ok(self.store.open(name)?.map(|file| Arc::new(file) as Arc<dyn RemoteFile>))
     }
@@ -406,8 +414,9 @@ impl RemoteStore for LockedStore {
     }
 
     fn upload_status(&self) -> Option<UploadStatus> {
-        let lost = local_log::lost(&self.log);
-        self.lock.as_ref().map(|_| UploadStatus { lost, ..self.store.upload_status() })
+        self.store.check_writes().ok()?;
+        let lost = self.log.as_deref().map(local_log::lost).unwrap_or_default();
+        Some(UploadStatus { lost, ..self.store.upload_status() })
     }
 
     fn lease_term(&self) -> Arc<LeaseTerm> {
@@ -422,7 +431,7 @@ impl RemoteStore for LockedStore {
     }
 }
 
-impl StoreLocation for LockedStore {
+impl StoreLocation for ProvidedStore {
     fn title(&self) -> String {
         self.store.title()
     }

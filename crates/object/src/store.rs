@@ -441,7 +441,7 @@ impl BucketStore {
     }
 
     /// Refuses a change of a pool that is open for reading only.
-    fn check_writes(&self) -> io::Result<()> {
+    pub(crate) fn check_writes(&self) -> io::Result<()> {
         match self.writes {
             true => Ok(()),
             false => Err(ErrorKind::ReadOnlyFilesystem.into()),

@@ -236,10 +236,9 @@ pub trait LogWriter<F>: fmt::Debug + Send + 'static {
     }
 
     /// Whether a durable write batch takes so long that the next one waits a moment for the clients
-    /// whose writes were just answered: many of them send their next write at once.
-    fn waits_for_clients(&self) -> bool {
-        false
-    }
+    /// whose writes were just answered: many of them send their next write at once. A log writer
+    /// above others passes on what they say.
+    fn waits_for_clients(&self) -> bool;
 
     /// Closes what belongs to a copy that has left the pool. The owner calls this while it is idle.
     fn renew(&mut self) {}
@@ -272,6 +271,10 @@ pub struct Blocking(VecDeque<Ended>);
 impl<F: StoreFile> LogWriter<F> for Blocking {
     fn depth(&self) -> usize {
         1
+    }
+
+    fn waits_for_clients(&self) -> bool {
+        false
     }
 
     fn begin(
@@ -406,6 +409,10 @@ impl<F: StoreFile> Tasks<F> {
 impl<F: StoreFile> LogWriter<F> for Tasks<F> {
     fn depth(&self) -> usize {
         self.entries.len()
+    }
+
+    fn waits_for_clients(&self) -> bool {
+        false
     }
 
     fn waker(&self) -> Option<Waker> {

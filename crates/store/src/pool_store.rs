@@ -87,8 +87,7 @@ impl PoolStore {
     ) -> Result<PoolStore, StoreError> {
         if let Some(uri) = remote::uri_of(path) {
             let remote = remote::provider(uri)?.open(uri, purpose, parameters)?;
-            let (path, location) = (path.to_owned(), PoolLocation::Remote(remote));
-            return Ok(PoolStore { path, location, uring: false, rings: Mutex::default() });
+            return Ok(PoolStore::of_remote(path, remote));
         }
         parameters.refuse()?;
         let path = match purpose {
@@ -104,6 +103,12 @@ impl PoolStore {
             })
         })?;
         Ok(PoolStore { path, location, uring: false, rings: Mutex::default() })
+    }
+
+    /// Remote storage that the caller has opened. `path` names the pool.
+    pub fn of_remote(path: &Path, remote: Box<dyn RemoteStore>) -> PoolStore {
+        let (path, location) = (path.to_owned(), PoolLocation::Remote(remote));
+        PoolStore { path, location, uring: false, rings: Mutex::default() }
     }
 
     /// The path of the directory or the disk.
@@ -457,6 +462,16 @@ impl LogWriter<PoolFile> for PoolLogWriter {
             PoolLogWriter::Ring(log_writer) => log_writer.depth(),
             PoolLogWriter::Blocking(log_writer) => LogWriter::<PoolFile>::depth(log_writer),
             PoolLogWriter::Remote(log_writer) => log_writer.depth(),
+        }
+    }
+
+    fn waits_for_clients(&self) -> bool {
+        match self {
+            PoolLogWriter::Ring(log_writer) => log_writer.waits_for_clients(),
+            PoolLogWriter::Blocking(log_writer) => {
+                LogWriter::<PoolFile>::waits_for_clients(log_writer)
+            }
+            PoolLogWriter::Remote(log_writer) => log_writer.waits_for_clients(),
         }
     }
 

@@ -588,6 +588,10 @@ impl LogWriter<PoolFile> for UringLogWriter {
         DEPTH
     }
 
+    fn waits_for_clients(&self) -> bool {
+        false
+    }
+
     fn submit_at_once(&mut self) {
         self.eager = true;
     }

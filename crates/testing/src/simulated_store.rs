@@ -529,6 +529,10 @@ impl LogWriter<SimulatedFile> for SimulatedLogWriter {
         self.depth
     }
 
+    fn waits_for_clients(&self) -> bool {
+        false
+    }
+
     fn begin(
         &mut self,
         file: &Arc<SimulatedFile>,

@@ -218,6 +218,10 @@ impl<D: SegmentStore> LogWriter<SlowFile<D::File>> for SlowLogWriter<D> {
         self.inner.depth()
     }
 
+    fn waits_for_clients(&self) -> bool {
+        self.inner.waits_for_clients()
+    }
+
     fn waker(&self) -> Option<Waker> {
         if let Some(below) = self.inner.waker() {
             self.alarm.event_count.set_waker(below);

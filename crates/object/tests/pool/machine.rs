@@ -175,7 +175,7 @@ pub(crate) fn open_store(
 }
 
 /// Opens the store of a machine with directories for the cache and for the local log.
-fn open_store_on(
+pub(crate) fn open_store_on(
     connection: &Connection,
     (cache, log): (Option<&Path>, Option<&Path>),
     runtime: &Arc<Runtime>,

@@ -124,6 +124,11 @@ impl<D: SegmentStore> LogWriter<MirrorFile<D>> for MirrorLogWriter<D> {
         depths.min().unwrap_or(1)
     }
 
+    /// A write batch takes as long as in the slowest copy.
+    fn waits_for_clients(&self) -> bool {
+        self.log_writers.iter().flatten().any(LogWriter::waits_for_clients)
+    }
+
     /// Wakes all log writers: when a copy fails, the committer sleeps in another one.
     fn waker(&self) -> Option<Waker> {
         let wakers = Arc::clone(&self.wakers);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use blockyard_core::Disk;
 use blockyard_core::blocking::Io;
 use blockyard_core::{Bio, Flags, SECTOR_BYTES, Sector};
-use blockyard_object::{BucketSettings, BucketStore, Created, LocalAcknowledgement, ObjectClient};
-use blockyard_volume::{Options, Running};
+use blockyard_object::{BucketSettings, Created, LocalAcknowledgement, ObjectClient};
+use blockyard_volume::Options;
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -20,7 +20,7 @@ use crate::load::workers::{self, Work};
 use crate::metric::Metric;
 use crate::sample::{Round, Sample};
 use crate::stop::Stop;
-use crate::tools::bucket_place::{BucketPool, LabBucket, SharedBucket, volume};
+use crate::tools::bucket_place::{BucketPool, LabBucket, OpenBucketPool, SharedBucket};
 use crate::tools::cpu::of_process;
 use crate::tools::pool_place::{self, Commit, PoolShape};
 
@@ -221,7 +221,7 @@ fn small_writes(
         let (settings, shared) = (settings.clone(), shared.clone());
         let body = move |round: &Round<'_>| {
             let pool = open_elsewhere(&*shared.get(&settings)?, &pool)?;
-            let disk = volume(&pool)?;
+            let disk = pool_place::volume(&pool.running)?;
             let before = counts(&pool);
             let mut sample = clients.measure(&*disk, round)?;
             sample.notes.push(note(&pool, before));
@@ -239,25 +239,22 @@ fn small_writes(
 }
 
 /// Opens a pool with an empty cache.
-fn open_elsewhere(
-    bucket: &LabBucket,
-    pool: &BucketPool,
-) -> Result<Arc<Running<BucketStore>>, LabError> {
+fn open_elsewhere(bucket: &LabBucket, pool: &BucketPool) -> Result<OpenBucketPool, LabError> {
     bucket.clear_cache()?;
     bucket.open(pool)
 }
 
 /// The writes of 4 KiB so far, and the objects that were created.
-fn counts(pool: &Running<BucketStore>) -> (u64, u64) {
-    let requests = pool.pool().segments().directory().requests();
-    (pool.pool().activity().data_bytes / 4096, requests.create.requests)
+fn counts(pool: &OpenBucketPool) -> (u64, u64) {
+    let created = pool.client.requests().create.requests;
+    (pool.running.pool().activity().data_bytes / 4096, created)
 }
 
 /// How many writes have shared an object, and what the object store lacks at the end: with a local
 /// log, a rate that the uploads do not sustain leaves a lag or has made writes wait.
-fn note(pool: &Running<BucketStore>, before: (u64, u64)) -> String {
+fn note(pool: &OpenBucketPool, before: (u64, u64)) -> String {
     let (writes, created) = counts(pool);
-    let upload = pool.pool().segments().directory().upload_status();
+    let upload = pool.upload_status();
     format!(
         "{} writes in {} created objects; the object store lacks {} bytes at the end, and writes \
          have waited for it {} times",
@@ -282,11 +279,12 @@ fn sequential_cells(settings: &Settings, shared: &SharedBucket, sizes: BucketSiz
         let body = move |round: &Round<'_>| {
             let bucket = shared_of.get(&settings_of)?;
             if !is_put && filled.get().is_none() {
-                pool_place::fill(&*volume(&bucket.open(&shape)?)?, round.stop)?;
+                let pool = bucket.open(&shape)?;
+                pool_place::fill(&*pool_place::volume(&pool.running)?, round.stop)?;
                 _ = filled.set(());
             }
             let pool = open_elsewhere(&bucket, &shape)?;
-            let disk = volume(&pool)?;
+            let disk = pool_place::volume(&pool.running)?;
             match is_put {
                 true => clients.measure(&*disk, round),
                 false => measure_reads(clients, &pool, &*disk, round),
@@ -303,11 +301,11 @@ fn sequential_cells(settings: &Settings, shared: &SharedBucket, sizes: BucketSiz
 /// Measures reads, which must come from the object store.
 fn measure_reads(
     clients: Clients,
-    pool: &Running<BucketStore>,
+    pool: &OpenBucketPool,
     disk: &dyn Disk,
     round: &Round<'_>,
 ) -> Result<Sample, LabError> {
-    let requests = || pool.pool().segments().directory().requests().get;
+    let requests = || pool.client.requests().get;
     let before = requests();
     let mut sample = clients.measure(disk, round)?;
     let after = requests();
@@ -331,11 +329,11 @@ fn open_cell(settings: &Settings, shared: &SharedBucket, sizes: BucketSizes) -> 
         bucket.clear_cache()?;
         let began = Instant::now();
         let pool = bucket.open(&shape)?;
-        let disk = volume(&pool)?;
+        let disk = pool_place::volume(&pool.running)?;
         let ns = began.elapsed().as_nanos() as f64;
         drop(disk);
-        let segments = pool.pool().segments().counts().all;
-        let requests = pool.pool().segments().directory().requests();
+        let segments = pool.running.pool().segments().counts().all;
+        let requests = pool.client.requests();
         let (total, gets) = (requests.total(), requests.get.requests);
         let note = format!("{segments} segments, {total} requests, {gets} of them GETs");
         Ok(Sample { notes: vec![note], ..Sample::of(Metric::NS_PER_OP, ns) })
@@ -350,8 +348,8 @@ fn grow(
     segments: usize,
     stop: &Stop,
 ) -> Result<(), LabError> {
-    let pool = bucket.open(shape)?;
-    let disk = volume(&pool)?;
+    let pool = bucket.open(shape)?.running;
+    let disk = pool_place::volume(&pool)?;
     let failed = |status| LabError::failed("filling a volume", status);
     let channel = disk.open().map_err(|error| LabError::failed("filling a volume", error))?;
     let block = shape.block_bytes as usize;

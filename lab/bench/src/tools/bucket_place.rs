@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
-use blockyard_core::{Device, Disk};
 use blockyard_object::{
-    Access, BucketSettings, BucketStore, ObjectClient, ObjectUri, Opening, Retries,
+    Access, BucketSettings, BucketStore, ObjectClient, ObjectUri, Opening, ProvidedStore, Retries,
 };
+use blockyard_store::remote::UploadStatus;
+use blockyard_store::{PoolBacking, PoolStore};
 use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
 use blockyard_testing::s3_witness::S3Witness;
-use blockyard_volume::{Options, Running, Volume};
+use blockyard_volume::{Options, Running};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
@@ -64,6 +65,22 @@ pub struct BucketPool {
     pub volume_bytes: u64,
     /// Most bytes of the pool.
     pub capacity_bytes: u64,
+}
+
+/// An open pool in the bucket.
+#[derive(Clone, Debug)]
+pub struct OpenBucketPool {
+    /// The pool, with the same storage as in the daemon.
+    pub running: Arc<Running>,
+    /// The client of the pool, which counts its requests.
+    pub client: Arc<ObjectClient>,
+}
+
+impl OpenBucketPool {
+    /// What the object store lacks.
+    pub fn upload_status(&self) -> UploadStatus {
+        self.running.pool().segments().directory().upload_status().unwrap_or_default()
+    }
 }
 
 impl LabBucket {
@@ -125,7 +142,7 @@ impl LabBucket {
     ///
     /// # Errors
     /// If the object store or the pool refuses it.
-    pub fn open(&self, pool: &BucketPool) -> Result<Arc<Running<BucketStore>>, LabError> {
+    pub fn open(&self, pool: &BucketPool) -> Result<OpenBucketPool, LabError> {
         let failed = |error: &dyn std::fmt::Display| LabError::failed(pool.name, error.to_string());
         let cache = self.cache();
         let log = pool.settings.local.map(|_| self.directory.join(format!("{}.log", pool.name)));
@@ -137,16 +154,19 @@ impl LabBucket {
             ..Opening::default()
         };
         let client = self.client(pool.name)?;
-        let store = BucketStore::open(client, pool.settings, request, &self.runtime);
-        let store = store.map_err(|error| failed(&error))?;
+        let store = BucketStore::open(Arc::clone(&client), pool.settings, request, &self.runtime);
+        let store = ProvidedStore::unlocked(store.map_err(|error| failed(&error))?);
+        let path = PathBuf::from(format!("s3://{BUCKET}/{}", pool.name));
+        let store = PoolStore::of_remote(&path, Box::new(store));
         let segment_bytes = pool.settings.segment_bytes;
         let options = Options { segment_bytes, ..Options::default() };
-        let running = Running::start(store, options).map_err(|error| failed(&error))?;
+        let running = Running::start(PoolBacking::single(store, path), options);
+        let running = running.map_err(|error| failed(&error))?;
         if running.pool().list().is_empty() {
             let made = running.create(VOLUME, pool.volume_bytes, pool.block_bytes);
             made.map_err(|error| failed(&error))?;
         }
-        Ok(running)
+        Ok(OpenBucketPool { running, client })
     }
 }
 
@@ -158,16 +178,4 @@ impl Drop for LabBucket {
             _ = thread.join();
         }
     }
-}
-
-/// The volume of an open pool.
-///
-/// # Errors
-/// If it is open already.
-pub fn volume(pool: &Arc<Running<BucketStore>>) -> Result<Arc<dyn Disk>, LabError>
-where
-    Arc<Volume<BucketStore>>: Device,
-{
-    let volume = Volume::open_in(Arc::clone(pool), pool_place::config());
-    Ok(pool_place::disk(volume.map_err(|error| LabError::failed(VOLUME, error))?))
 }
