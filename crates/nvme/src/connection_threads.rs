@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use blockyard_os::LogLimit;
 use blockyard_os::epoll::{Epoll, Events, Watch};
 use blockyard_os::socket::{self, Wake};
 use blockyard_sync::atomics::{AtomicBool, Ordering};
@@ -61,6 +62,8 @@ pub struct ConnectionThreads {
     threads: Mutex<Vec<Arc<ThreadShared>>>,
     /// Also those that close connections, and those of `dh`.
     list: Arc<ThreadList>,
+    /// The bound of lines about threads that cannot be started: each connection may cause one.
+    log: LogLimit,
 }
 
 /// A thread as others see it.
@@ -142,7 +145,8 @@ impl ConnectionThreads {
         let threads_max = threads_max.get().min(THREADS_MAX);
         let list = Arc::<ThreadList>::default();
         let dh = DhWorker::new(&list);
-        Arc::new(ConnectionThreads { threads_max, dh, threads: Mutex::default(), list })
+        let (threads, log) = (Mutex::default(), LogLimit::default());
+        Arc::new(ConnectionThreads { threads_max, dh, threads, list, log })
     }
 
     /// The number of threads by default.
@@ -182,7 +186,12 @@ impl ConnectionThreads {
             match ThreadShared::start(&self.list, threads.len()) {
                 Ok(thread) => threads.push(thread),
                 Err(error) if threads.is_empty() => return Err(error),
-                Err(error) => tracing::warn!(%error, "cannot start one more thread for NVMe hosts"),
+                Err(error) => {
+                    if let Some(count) = self.log.due(1, Instant::now()) {
+                        let text = "cannot start one more thread for NVMe hosts";
+                        tracing::warn!(%error, count, "{text}");
+                    }
+                }
             }
         }
         let chosen = threads.iter().min_by_key(|thread| load(thread));
@@ -506,7 +515,7 @@ impl Served {
         if !waits.unwrap_or(true) {
             return self.close();
         }
-        let id = self.connection.link().id;
+        let (id, owner) = (self.connection.link().id, Arc::clone(&self._end.owner));
         let name = format!("nvme-close-{id}");
         let served = Arc::new(Mutex::new(Some(self)));
         let close = {
@@ -514,12 +523,14 @@ impl Served {
             move || close_taken(&served)
         };
         if let Err(error) = shared.list.spawn(name, close) {
-            tracing::warn!(
-                id,
-                %error,
-                "cannot start a thread to close a connection; its thread waits for the device, and \
-                 other hosts with it"
-            );
+            if owner.logs().hosts.permits() {
+                tracing::warn!(
+                    id,
+                    %error,
+                    "cannot start a thread to close a connection; its thread waits for the \
+                     device, and other hosts with it"
+                );
+            }
             close_taken(&served);
         }
     }
@@ -531,9 +542,11 @@ impl Served {
         if left.is_err() {
             tracing::error!(id = link.id, peer = link.peer, "a connection has not ended cleanly");
         }
+        let logs = self._end.owner.logs();
+        let log = if link.role.get().is_some() { &logs.hosts } else { &logs.strangers };
         match self.connection.outcome() {
             Ok(None) => tracing::debug!(id = link.id, peer = link.peer, "left"),
-            Ok(Some(_)) | Err(_) if !self._end.owner.permits_log() => {}
+            Ok(Some(_)) | Err(_) if !log.permits() => {}
             Ok(Some(fault)) => {
                 tracing::warn!(
                     id = link.id,

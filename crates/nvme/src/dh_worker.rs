@@ -23,7 +23,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
+use std::time::Instant;
 
+use blockyard_os::LogLimit;
 use zeroize::Zeroizing;
 
 use crate::auth_message::DhGroup;
@@ -190,6 +192,8 @@ pub(crate) struct DhWorker {
     /// Notified when there is a task, or the threads are to stop.
     changed: Condvar,
     list: Arc<ThreadList>,
+    /// The bound of lines about threads that cannot be started: each host may cause one.
+    log: LogLimit,
 }
 
 impl DhWorker {
@@ -230,16 +234,17 @@ impl DhWorker {
         queue.push(DhTask { work, reply: Arc::downgrade(&reply), link: Arc::clone(link) });
         drop(queue);
         self.changed.notify_one();
-        if let Some(error) = refused {
-            tracing::warn!(%error, "cannot start one more thread for hosts that authenticate");
+        if let Some(error) = refused
+            && let Some(count) = self.log.due(1, Instant::now())
+        {
+            let text = "cannot start one more thread for hosts that authenticate";
+            tracing::warn!(%error, count, "{text}");
         }
         Ok(reply)
     }
 
     /// The loop of a thread.
     fn run(&self) {
-        // Any host can ask for a computation, before it has proved anything.
-        blockyard_os::lower_priority();
         loop {
             let mut queue = self.queue();
             queue.idle += 1;

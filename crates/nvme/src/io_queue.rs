@@ -201,7 +201,7 @@ impl IoQueue {
         let opened = self.open_channel(nsid, &subsystem);
         self.namespaces.push(opened.map_err(|error| match error {
             // Just now; the host may repeat the command.
-            OpenError::Absent | OpenError::Refused => StatusCode::INTERRUPTED,
+            OpenError::Absent | OpenError::Refused(_) => StatusCode::INTERRUPTED,
             OpenError::Closed => StatusCode::INVALID_FIELD,
         })?);
         Ok(self.namespaces.len() - 1)
@@ -212,7 +212,17 @@ impl IoQueue {
         nsid: u32,
         subsystem: &Arc<Subsystem>,
     ) -> Result<NamespaceQueue, OpenError> {
-        NamespaceQueue::open(nsid, subsystem, &self.link, &self.region, &self.watch)
+        let (log, nqn) = (&self.subsystems.logs.channels, &subsystem.identity.nqn);
+        let channel = (&self.watch, log);
+        let opened = NamespaceQueue::open(nsid, subsystem, &self.link, &self.region, channel);
+        // A host may repeat a command for the device without end.
+        opened.inspect_err(|error| {
+            if let OpenError::Refused(error) = error
+                && log.permits()
+            {
+                tracing::warn!(subsystem = nqn, %error, "cannot open the device for an I/O queue");
+            }
+        })
     }
 
     /// Makes room for another namespace.
@@ -302,7 +312,7 @@ impl IoQueue {
             Err(OpenError::Closed) => {
                 return Renewal::Gone(ConnectRefusal::in_data(SUBSYSTEM_OFFSET));
             }
-            Err(OpenError::Refused) => {
+            Err(OpenError::Refused(_)) => {
                 return Renewal::Gone(ConnectRefusal::new(StatusCode::INTERNAL));
             }
         }

@@ -4,11 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
-use blockyard_core::{Bio, BufRef, Channel, Completion, Op, Region, RegionId, Sector, Status};
+use blockyard_core::{
+    Bio, BufRef, Channel, Completion, DeviceError, Op, Region, RegionId, Sector, Status,
+};
 use blockyard_os::epoll::{Epoll, Watched};
 
 use crate::command::StatusCode;
 use crate::host_link::HostLink;
+use crate::host_log::HostLog;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{BioPlan, DiscardRange, IoPlan, PIECE_SECTORS, RANGE_BYTES, Transfer};
 use crate::slots::{CommandPlan, CommandSlot};
@@ -42,14 +45,14 @@ pub(crate) struct DeviceWatch {
 }
 
 /// The reason for which there is no channel to the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum OpenError {
     /// The device is being replaced.
     Absent,
     /// The device is being removed.
     Closed,
     /// The device refuses a channel.
-    Refused,
+    Refused(DeviceError),
 }
 
 impl From<NoDisk> for OpenError {
@@ -130,24 +133,19 @@ impl NamespaceQueue {
         subsystem: &Arc<Subsystem>,
         link: &Arc<HostLink>,
         region: &Arc<Region>,
-        watch: &DeviceWatch,
+        (watch, log): (&DeviceWatch, &HostLog),
     ) -> Result<NamespaceQueue, OpenError> {
         let namespace = subsystem.take_namespace(link)?;
-        let mut channel = match namespace.disk.open() {
-            Ok(channel) => channel,
-            Err(error) => {
-                let nqn = &subsystem.identity.nqn;
-                tracing::warn!(subsystem = nqn, %error, "cannot open the device for an I/O queue");
-                return Err(OpenError::Refused);
-            }
-        };
+        let mut channel = namespace.disk.open().map_err(OpenError::Refused)?;
         link.channels.add(channel.as_ref());
         // Without a place in the set the connection looks for completions by time.
         let watched = |fd| match Watched::new(&watch.set, fd, watch.token) {
             Ok(watched) => Some(watched),
             Err(error) => {
-                let nqn = &subsystem.identity.nqn;
-                tracing::warn!(subsystem = nqn, %error, "cannot wait for the device's descriptor");
+                if log.permits() {
+                    let (nqn, text) = (&subsystem.identity.nqn, "cannot wait for the descriptor");
+                    tracing::warn!(subsystem = nqn, %error, "{text} of the device");
+                }
                 None
             }
         };

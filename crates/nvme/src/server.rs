@@ -28,6 +28,7 @@ use blockyard_sync::atomics::{AtomicBool, Ordering};
 use crate::connection_threads::ConnectionThreads;
 use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink, LinkInfo};
+use crate::host_log::HostLogs;
 use crate::session::SessionShared;
 use crate::subsystems::Subsystems;
 
@@ -259,6 +260,7 @@ impl TargetServer {
         let stopped: Vec<_> = servers.iter().copied().filter(is_first).collect();
         // Also hosts that were accepted just then.
         TargetServer::disconnect_all(&stopped, deadline);
+        servers.iter().for_each(|server| server.shared.logs().flush());
     }
 
     /// Waits for the end of the accepting thread; `false` if an earlier call has.
@@ -368,7 +370,7 @@ impl TargetShared {
                     Err(error) => {
                         // Out of descriptors or memory: hosts that disconnect make room.
                         drop(holds);
-                        if self.permits_log() {
+                        if self.logs().accepts.permits() {
                             tracing::warn!(%error, "cannot accept an NVMe host");
                         }
                         let links = self.links();
@@ -379,9 +381,9 @@ impl TargetShared {
         }
     }
 
-    /// Whether a line about a host may be logged.
-    pub(crate) fn permits_log(&self) -> bool {
-        self.session.subsystems.log.permits()
+    /// The bounds of log lines that hosts cause.
+    pub(crate) fn logs(&self) -> &HostLogs {
+        &self.session.subsystems.logs
     }
 
     /// Notes that a connection has ended.
@@ -404,7 +406,7 @@ impl TargetShared {
             )),
         };
         if let Err(error) = started
-            && self.permits_log()
+            && self.logs().accepts.permits()
         {
             tracing::warn!(peer, %error, "an NVMe host was turned away");
         }
@@ -431,7 +433,7 @@ impl TargetShared {
         }
         drop(links);
         if let Some(link) = cut
-            && self.permits_log()
+            && self.logs().accepts.permits()
         {
             tracing::warn!(id = link.id, peer = link.peer, "cut off for one more connection");
         }

@@ -60,7 +60,7 @@ impl SessionShared {
             };
             if let Some(why) = refusal {
                 let (peer, subsystem) = (&link.peer, &request.subsystem);
-                if subsystems.log.permits() {
+                if subsystems.logs.refusals.permits() {
                     tracing::warn!(peer, subsystem, host, "a host was refused: {why}");
                 }
                 return Err(ConnectRefusal::new(StatusCode::CONNECT_INVALID_HOST));
@@ -70,7 +70,7 @@ impl SessionShared {
             }
             if matches!(&target, ControllerTarget::Device(subsystem) if subsystem.is_claimed()) {
                 target.detach(link);
-                if subsystems.log.permits() {
+                if subsystems.logs.refusals.permits() {
                     tracing::warn!(
                         subsystem = request.subsystem,
                         host,

@@ -20,8 +20,8 @@ use crate::all_devices::AllDevices;
 use crate::controller::{ControllerTarget, Controllers};
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, CommandStats, CommandTotals, HostLink};
+use crate::host_log::HostLogs;
 use crate::identify::Identity;
-use crate::log_limit::LogLimit;
 use crate::namespace::{NamespaceError, NamespaceShape};
 
 /// The beginning of the NQN of each device; the device's name follows.
@@ -483,8 +483,8 @@ pub struct Subsystems {
     pub(crate) all: Option<Arc<AllDevices>>,
     /// The controllers of all servers.
     pub(crate) controllers: Controllers,
-    /// The bound of log lines about hosts.
-    pub(crate) log: LogLimit,
+    /// The bounds of log lines that hosts cause.
+    pub(crate) logs: HostLogs,
     table: Mutex<SubsystemTable>,
 }
 

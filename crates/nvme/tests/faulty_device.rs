@@ -6,15 +6,18 @@
 mod initiator;
 
 use std::fmt::Debug;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
-use blockyard_nvme::{ConnectionThreads, SubsystemError, TargetOptions, TargetServer};
+use blockyard_nvme::{
+    AllowedHosts, ConnectionThreads, EVERY_DEVICE, HostAccess, SubsystemError, TargetOptions,
+    TargetServer,
+};
 use initiator::faulty::{Fault, FaultyDisk, Gate};
-use initiator::{PLAIN, Target, command, pointed, target_with};
+use initiator::{HOST, Initiator, PLAIN, Target, ZONED, command, pointed, target_for};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -68,10 +71,17 @@ impl Subscriber for Probe {
 
 /// A target with one thread; log lines take its locks.
 fn probed(options: TargetOptions) -> (&'static Target, Arc<ConnectionThreads>) {
+    probed_for(HostAccess::default(), options)
+}
+
+fn probed_for(
+    access: HostAccess,
+    options: TargetOptions,
+) -> (&'static Target, Arc<ConnectionThreads>) {
     static SUBSCRIBES: Once = Once::new();
     SUBSCRIBES.call_once(|| tracing::subscriber::set_global_default(Probe).unwrap());
     let threads = ConnectionThreads::new(NonZeroUsize::MIN);
-    let Target { subsystems, server } = target_with(options.clone());
+    let Target { subsystems, server } = target_for(access, options.clone());
     drop(server);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (on, served) = (Arc::clone(&threads), Arc::clone(&subsystems));
@@ -180,7 +190,7 @@ fn commands_in_flight_are_answered_when_a_server_stops_or_a_device_is_removed() 
         for socket in [&admin.stream, &idle.stream] {
             socket.set_nonblocking(true).unwrap();
             let error = socket.peek(&mut [0]).unwrap_err();
-            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "it ends before the others");
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "it ends before the others");
             socket.set_nonblocking(false).unwrap();
         }
         gate.open();
@@ -224,4 +234,91 @@ fn a_host_that_does_not_receive_is_cut_by_a_suspension_and_logged_without_a_lock
         }
     };
     assert!(was_logged("cut off: it does not receive its data", &peer));
+}
+
+/// The number of lines that were logged, with one of the texts and about one of the peers, if there
+/// are any; and the number of lines of the kind that were not logged.
+fn lines_about(kind: &str, texts: &[&str], peers: &[String]) -> (usize, usize) {
+    let messages = MESSAGES.lock().unwrap();
+    let is_one = |message: &&String| {
+        texts.iter().any(|text| message.contains(text))
+            && (peers.is_empty() || peers.iter().any(|peer| message.contains(peer)))
+    };
+    let logged = messages.iter().filter(is_one).count();
+    let dropped = messages.iter().filter_map(|message| {
+        let (count, rest) = message.strip_prefix("message=")?.split_once(" more lines about ")?;
+        rest.starts_with(kind).then(|| count.parse::<usize>().unwrap())
+    });
+    (logged, dropped.sum())
+}
+
+/// Hosts that connected again and again, or repeated a command, filled the disk with the log.
+#[test]
+fn lines_that_hosts_cause_are_bounded_by_kind_and_counted() {
+    /// Far more than a period has lines.
+    const EVENTS: usize = 192;
+    /// A connection may have this many Connects refused.
+    const REFUSALS: usize = 16;
+    let mut allowed = AllowedHosts::default();
+    allowed.allow("plain", "nqn.2026-11.example:other").unwrap();
+    allowed.allow(EVERY_DEVICE, HOST).unwrap();
+    let access = HostAccess { allowed, authentication: None };
+    let (target, _threads) = probed_for(access, TargetOptions::default());
+    let device = FaultyDisk::serving(Fault::Refuses, &Arc::default());
+    target.subsystems.add("faulty", device).unwrap();
+    let peer_of = |host: &Initiator| format!("tcp:{}\"", host.stream.local_addr().unwrap());
+    let violate = |mut host: Initiator| {
+        host.stream.write_all(&[0xff; 16]).unwrap();
+        while host.receive().is_some() {}
+        peer_of(&host)
+    };
+    let strangers: Vec<_> = (0..EVENTS).map(|_| violate(target.idle(0))).collect();
+    let hosts: Vec<_> = (0..EVENTS).map(|_| violate(target.admin(ZONED, 0).0)).collect();
+    let (admin, controller) = target.admin(FAULTY, 0);
+    let refused: Vec<_> = (0..2 * EVENTS / REFUSALS)
+        .map(|number| {
+            let mut host = target.idle(0);
+            for _ in 0..REFUSALS {
+                let done = match number % 2 {
+                    0 => host.connect(PLAIN, 0, 0xffff, 31, 0),
+                    _ => host.connect(FAULTY, 1, controller, 31, 0),
+                };
+                assert_eq!(done.status, [0x4184, 0x4006][number % 2]);
+            }
+            host.ends();
+            peer_of(&host)
+        })
+        .collect();
+    drop(admin);
+    await_that("the hosts have left", || target.server.connections().is_empty());
+    // Each connection but the first is turned away, or has another one cut.
+    let (full, _threads) = probed(TargetOptions { connections_max: 1, ..TargetOptions::default() });
+    let crowd: Vec<_> = (0..=EVENTS).map(|_| full.raw()).collect();
+    let has_ended = |host: &&Initiator| {
+        host.stream.set_nonblocking(true).unwrap();
+        !matches!(host.stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    };
+    await_that("one stays", || crowd.iter().filter(has_ended).count() == EVENTS);
+    let crowd: Vec<_> = crowd.iter().map(peer_of).collect();
+    [target, full].into_iter().for_each(|it| it.server.stop());
+
+    let too_many = 2 * EVENTS / REFUSALS;
+    let violated = "disconnected: it sent";
+    let full = ["cut off for one more connection", "an NVMe host was turned away"];
+    for (kind, texts, peers, events) in [
+        ("NVMe connections that ended", &[violated][..], &strangers[..], EVENTS),
+        ("NVMe hosts that were disconnected", &[violated], &hosts, EVENTS),
+        (
+            "NVMe hosts that were refused",
+            &["a host was refused", "too many Connects"],
+            &refused,
+            EVENTS + too_many,
+        ),
+        ("devices", &["cannot open the device for an I/O queue"], &[], EVENTS),
+        ("NVMe connections that were not admitted", &full, &crowd, EVENTS),
+    ] {
+        let (logged, dropped) = lines_about(kind, texts, peers);
+        assert_eq!(logged + dropped, events, "{kind}: {logged} lines, {dropped} not logged");
+        assert!(0 < logged && logged < EVENTS, "{kind}: {logged} lines");
+    }
 }

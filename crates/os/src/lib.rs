@@ -1,8 +1,7 @@
 //! Facilities of the operating system that the standard library does not offer, each used by
 //! several crates: files that replace others atomically, waiting for many descriptors, identities,
-//! mapped memory, memory for keys, files with secrets, priorities of threads, precise timers, the
-//! mount table, unmounting, socket calls, descriptors in messages, interrupts of threads, and a
-//! bound on log lines.
+//! mapped memory, memory for keys, files with secrets, precise timers, the mount table, unmounting,
+//! socket calls, descriptors in messages, interrupts of threads, and a bound on log lines.
 
 mod atomic_file;
 pub mod descriptors;
@@ -13,7 +12,6 @@ mod locked_memory;
 mod log_limit;
 mod memory;
 mod mount_table;
-mod priority;
 pub mod private_file;
 pub mod socket;
 mod timer;
@@ -25,6 +23,5 @@ pub use locked_memory::LockedMemory;
 pub use log_limit::LogLimit;
 pub use memory::{forget, map_region};
 pub use mount_table::{DeviceNumber, Mounted, mount_point, topmost};
-pub use priority::lower_priority;
 pub use timer::sharpen_timers;
 pub use unmount::{MOUNTER, abort_connection, abort_mounted, detach, unmount_unused};

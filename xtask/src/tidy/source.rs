@@ -16,13 +16,12 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 24] = [
+const SMALL_FILES: [(&str, &str); 23] = [
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
     ("crates/core/src/provisional.rs", "shared by the devices that make files, and by the daemon"),
     ("crates/core/src/zone/document.rs", "test code that two crates include by its path"),
     ("crates/os/src/identity.rs", "one facility of the system a file"),
-    ("crates/os/src/priority.rs", "one facility of the system a file"),
     (
         "crates/smr/src/capacity.rs",
         "the answers to one command a file, by the clauses of the standard",

@@ -353,7 +353,7 @@ impl<S: HostStream> HostConnection<S> {
                 Ok(reply) => self.computing = Some(reply),
                 Err(error) => {
                     let (peer, host) = (&self.link.peer, &auth.role.host);
-                    if self.shared.subsystems.log.permits() {
+                    if self.shared.subsystems.logs.refusals.permits() {
                         tracing::warn!(peer, host, %error, "a host cannot authenticate");
                     }
                     self.stop_parsing();
@@ -380,7 +380,7 @@ impl<S: HostStream> HostConnection<S> {
             }
             AuthProgress::Ended(why) => {
                 let (peer, LinkRole { subsystem, host, queue, .. }) = (&self.link.peer, &auth.role);
-                if self.shared.subsystems.log.permits() {
+                if self.shared.subsystems.logs.refusals.permits() {
                     let text = format!("a host did not authenticate: {why}");
                     tracing::warn!(peer, subsystem, host, queue, "{text}");
                 }
@@ -407,12 +407,14 @@ impl<S: HostStream> HostConnection<S> {
             ControllerTarget::Device(subsystem) if subsystem.is_claimed() => {
                 let (peer, host) = (&self.link.peer, &controller.host.nqn);
                 let subsystem = &subsystem.identity.nqn;
-                tracing::warn!(
-                    peer,
-                    subsystem,
-                    host,
-                    "disconnected: a file system of the device is mounted; unmount it first"
-                );
+                if self.shared.subsystems.logs.refusals.permits() {
+                    tracing::warn!(
+                        peer,
+                        subsystem,
+                        host,
+                        "disconnected: a file system of the device is mounted; unmount it first"
+                    );
+                }
                 self.stop_parsing();
             }
             ControllerTarget::Device(_) | ControllerTarget::Discovery => {}
@@ -467,11 +469,11 @@ impl<S: HostStream> HostConnection<S> {
         Ok(Some(self.connected(controller, request)))
     }
 
-    /// Counts a Connect that was refused: each is logged.
+    /// Counts a Connect that was refused: a connection must not try without end.
     fn note_refusal(&mut self) {
         self.refusals += 1;
         if matches!(self.role, QueueRole::Idle) && self.refusals >= CONNECT_REFUSALS_MAX {
-            if self.shared.subsystems.log.permits() {
+            if self.shared.subsystems.logs.refusals.permits() {
                 let peer = &self.link.peer;
                 tracing::warn!(peer, "disconnected: too many Connects were refused");
             }

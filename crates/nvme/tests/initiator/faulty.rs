@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     Panics { in_flight: usize },
     /// As before, but the question for bios in flight panics too.
     PanicsAlways,
+    /// Gives no channel.
+    Refuses,
 }
 
 /// The state of a channel that blocks, or holds its bios.
@@ -114,6 +116,9 @@ impl Disk for FaultyDisk {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+        if self.fault == Fault::Refuses {
+            return Err(DeviceError::Os { what: "memory", errno: 12 });
+        }
         let (fault, gate) = (self.fault, Arc::clone(&self.gate));
         let (bios, has_panicked) = (Vec::new(), false);
         Ok(Box::new(FaultyChannel { fault, gate, bios, has_panicked }))
@@ -161,6 +166,7 @@ impl Channel for FaultyChannel {
         match self.fault {
             Fault::Blocks => self.gate.pass(),
             Fault::Holds => self.gate.change(|state| state.has_come = true),
+            Fault::Refuses => unreachable!("there is no channel"),
             Fault::Panics { .. } | Fault::PanicsAlways => {
                 self.has_panicked = true;
                 panic!("the device panics in submit");
