@@ -389,10 +389,9 @@ impl BioPlan {
     pub const FLUSH: BioPlan =
         BioPlan { op: Op::Flush, sector: Sector(0), sectors: 0, flags: Flags::NONE };
 
-    /// A read without Force Unit Access, for one with it: no device has that for reads.
-    pub fn read_after_flush(self) -> Option<BioPlan> {
-        let is_fua = self.op == Op::Read && self.flags.contains(Flags::FUA);
-        is_fua.then_some(BioPlan { flags: Flags::NONE, ..self })
+    /// Whether it is a read with Force Unit Access: what it returns has to be durable.
+    pub fn is_durable_read(&self) -> bool {
+        self.op == Op::Read && self.flags.contains(Flags::FUA)
     }
 
     /// The part before the next multiple of [`PIECE_SECTORS`], and the rest, if there is one. The

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
 use blockyard_core::{
-    Bio, BufRef, Channel, Completion, DeviceError, Op, Region, RegionId, Sector, Status,
+    Bio, BufRef, Channel, Completion, DeviceError, Flags, Op, Region, RegionId, Sector, Status,
 };
 use blockyard_os::epoll::{Epoll, Watched};
 
@@ -204,16 +204,14 @@ impl NamespaceQueue {
                 slot.rest = Some(bio);
                 self.advance(index, slot)
             }
+            // No device has FUA for reads: a flush follows (`go_on`).
+            IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio)
+                if bio.is_durable_read() =>
+            {
+                self.push(index, slot, BioPlan { flags: Flags::NONE, ..bio })
+            }
             IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) => {
-                match bio.read_after_flush() {
-                    // What a read with FUA returns is durable by then.
-                    Some(read) if self.namespace.shape.write_cache => {
-                        slot.rest = Some(read);
-                        self.push(index, slot, BioPlan::FLUSH)
-                    }
-                    Some(read) => self.push(index, slot, read),
-                    None => self.push(index, slot, bio),
-                }
+                self.push(index, slot, bio)
             }
             IoPlan::ManageAll(ZoneAction { op: Some(Op::ZoneReset), .. }) => {
                 let op = Op::ZoneResetAll;
@@ -306,12 +304,18 @@ impl NamespaceQueue {
             }
             return StatusCode::of(completion.status, bio.op).into();
         }
-        if bio.op == Op::Flush
-            && let Some(read) = slot.rest.take()
-        {
-            return self.push(index, slot, read);
-        }
         match slot.plan {
+            // After the read: what it has found may have been written to the cache just before.
+            CommandPlan::Io(IoPlan::Bio(plan) | IoPlan::Compare(plan) | IoPlan::Verify(plan))
+                if bio.op == Op::Read
+                    && plan.is_durable_read()
+                    && self.namespace.shape.write_cache =>
+            {
+                match self.is_ending {
+                    true => StatusCode::ABORTED.into(),
+                    false => self.push(index, slot, BioPlan::FLUSH),
+                }
+            }
             CommandPlan::Io(IoPlan::ManageAll(_)) if bio.op != Op::ZoneResetAll => {
                 self.scan_later(index)
             }

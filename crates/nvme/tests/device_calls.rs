@@ -13,7 +13,7 @@ use blockyard_core::inject::Injection;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{
     Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Op, Region,
-    RegionId, Sector,
+    RegionId, Sector, Status,
 };
 use blockyard_null::NullConfig;
 use blockyard_nvme::{ConnectionThreads, HostAccess, TargetOptions, TargetServer};
@@ -47,6 +47,10 @@ struct Calls {
     most_at_once: u64,
     /// The call in which threads stop.
     held: Option<HeldCall>,
+    /// The number of these calls that do not stop, before the others.
+    let_through: usize,
+    /// The operation that fails.
+    failing: Option<Op>,
     /// The threads that wait in each of the calls.
     waiting: [usize; 2],
 }
@@ -85,6 +89,11 @@ impl Watched {
     fn pass(&self, mut calls: MutexGuard<'_, Calls>, call: HeldCall) {
         calls.waiting[call as usize] += 1;
         self.changed.notify_all();
+        if calls.held == Some(call) && calls.let_through > 0 {
+            calls.let_through -= 1;
+            calls.waiting[call as usize] -= 1;
+            return;
+        }
         let is_held = |calls: &mut Calls| calls.held == Some(call);
         calls = self.changed.wait_while(calls, is_held).unwrap();
         calls.waiting[call as usize] -= 1;
@@ -133,7 +142,7 @@ impl Disk for WatchedDisk {
         let thread = std::thread::current();
         self.watched.calls().opened.push(thread.name().unwrap_or_default().to_owned());
         let (inner, watched) = (self.inner.open()?, Arc::clone(&self.watched));
-        Ok(Box::new(WatchedChannel { inner, watched, pushed: 0 }))
+        Ok(Box::new(WatchedChannel { inner, watched, pushed: 0, failing: Vec::new() }))
     }
 
     fn report_zones(
@@ -166,6 +175,8 @@ struct WatchedChannel {
     watched: Arc<Watched>,
     /// The blocks to zero and discard since the last `submit`.
     pushed: u64,
+    /// The operations that fail when they are complete, by their user data.
+    failing: Vec<u64>,
 }
 
 impl Channel for WatchedChannel {
@@ -180,8 +191,11 @@ impl Channel for WatchedChannel {
     fn push(&mut self, bios: &[Bio]) -> usize {
         let taken = self.inner.push(bios);
         let mut calls = self.watched.calls();
-        for Bio { op, sector, sectors, .. } in &bios[..taken] {
+        for Bio { op, sector, sectors, user_data, .. } in &bios[..taken] {
             calls.begun.push((*op, sector.0, *sectors));
+            if calls.failing == Some(*op) {
+                self.failing.push(*user_data);
+            }
             if *op == Op::Read && calls.reports > 0 {
                 let reports = calls.reports;
                 calls.reports_before_read.get_or_insert(reports);
@@ -201,7 +215,15 @@ impl Channel for WatchedChannel {
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
-        self.inner.reap(out)
+        let reaped = self.inner.reap(out);
+        let first = out.len() - reaped;
+        for completion in &mut out[first..] {
+            if let Some(at) = self.failing.iter().position(|it| *it == completion.user_data) {
+                self.failing.swap_remove(at);
+                completion.status = Status::IoErr;
+            }
+        }
+        reaped
     }
 
     fn wait(&mut self, deadline: Option<std::time::Instant>) {
@@ -419,11 +441,15 @@ fn refused_commands_cost_a_report_of_zones_each_round() {
     assert_eq!(calls.reports, COUNT);
 }
 
+/// A command with FUA for the blocks 8 to 15.
+fn fua(opcode: u8) -> [u8; 64] {
+    with(command(opcode, 8, 8), 12, 1 << 30 | 7)
+}
+
 /// The bug: a read with FUA returned data that a power cut could take back.
 #[test]
-fn a_read_with_fua_flushes_a_volatile_cache_first() {
-    let fua = |opcode| with(command(opcode, 8, 8), 12, 1 << 30 | 7);
-    for (cache_size, wanted) in [(1 << 20, &[Op::Flush, Op::Read][..]), (0, &[Op::Read])] {
+fn a_read_with_fua_flushes_a_volatile_cache() {
+    for (cache_size, wanted) in [(1 << 20, &[Op::Read, Op::Flush][..]), (0, &[Op::Read])] {
         let (target, watched) = target_of(1, NullConfig { cache_size, ..plain() });
         let (_admin, controller) = target.admin(WATCHED, 0);
         let mut io = target.io(WATCHED, controller, 0, 0);
@@ -443,4 +469,39 @@ fn a_read_with_fua_flushes_a_volatile_cache_first() {
         assert_eq!(io.read(command(READ, 8, 8), 4096).data, data);
         assert_eq!(begun(), [Op::Read]);
     }
+}
+
+/// The bug: the flush came before the read, which then returned a write that was in the cache by
+/// then, and was not flushed.
+#[test]
+fn a_read_with_fua_returns_no_write_that_completes_after_its_flush() {
+    let (target, watched) = target_of(2, NullConfig { cache_size: 1 << 20, ..plain() });
+    let (_admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    let mut other = target.idle(0);
+    assert_eq!(other.connect(WATCHED, 2, controller, 31, 0).status, 0);
+    // The first operation of the read passes, and the second one waits.
+    watched.calls().let_through = 1;
+    let held = watched.hold(HeldCall::Submit);
+    io.capsule(pointed(fua(READ), 0x5a, 4096), &[]);
+    watched.wait_until_a_thread_is_held(HeldCall::Submit);
+    watched.calls().let_through = 1;
+    assert_eq!(other.execute(command(WRITE, 8, 8), &pattern(4096, 1)).status, 0);
+    drop(held);
+    let done = io.done();
+    assert_eq!(done.status, 0);
+    assert!(done.data == [0; 4096], "the read returns what no flush has made durable");
+}
+
+#[test]
+fn a_read_with_fua_fails_if_its_flush_does() {
+    let (target, watched) = target_of(1, NullConfig { cache_size: 1 << 20, ..plain() });
+    let (_admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    watched.calls().failing = Some(Op::Flush);
+    let read = io.read(fua(READ), 4096);
+    assert_eq!((read.status, read.data.len()), (0x4006, 0));
+    assert_eq!(io.execute(fua(COMPARE), &[0; 4096]).status, 0x4006);
+    assert_eq!(io.execute(fua(VERIFY), &[]).status, 0x4006);
+    assert_eq!(io.read(command(READ, 8, 8), 4096).status, 0);
 }

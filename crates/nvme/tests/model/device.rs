@@ -85,7 +85,7 @@ impl SimDisk {
         let (logical_block_bytes, physical_block_bytes) = (BLOCK as u32, BLOCK as u32);
         let geometry =
             Geometry { sectors: BLOCKS, logical_block_bytes, physical_block_bytes, zones: None };
-        let limits = Limits::unlimited(CHANNEL_DEPTH as u16);
+        let limits = Limits { write_cache: true, ..Limits::unlimited(CHANNEL_DEPTH as u16) };
         Arc::new(SimDisk { device: Arc::clone(device), geometry, limits })
     }
 }

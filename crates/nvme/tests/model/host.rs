@@ -22,6 +22,11 @@ pub(super) enum HostOp {
     Invalid,
 }
 
+/// Whether a read has FUA, so that a flush follows.
+fn is_durable(first: u64) -> bool {
+    first.is_multiple_of(4)
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct HostCommand {
     pub(super) op: HostOp,
@@ -169,6 +174,7 @@ impl Host {
         let sgl = match op {
             HostOp::Read => {
                 sqe[0] = 2;
+                sqe[51] = if is_durable(first) { 0x40 } else { 0 };
                 let from = first as usize * BLOCK;
                 command.data = expected[from..from + len].to_vec();
                 Some((0x5a, len))
@@ -279,6 +285,7 @@ impl Host {
             }),
             HostOp::Invalid => assert_ne!(status, 0),
             HostOp::Discard if self.is_ending && status & 0x7ff == 7 => {}
+            HostOp::Read if is_durable(command.first) && self.is_ending && status & 0x7ff == 7 => {}
             _ if status != 0 => panic!("{:?} fails with {status:#x}", command.op),
             HostOp::Read => assert!(command.received == command.data, "other data"),
             HostOp::Write => expected[range].copy_from_slice(&command.data),
