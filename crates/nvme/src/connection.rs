@@ -20,7 +20,7 @@
 //!   │ of the socket                                     10 s after the drain   │  │ answers are
 //!   ▾                                                                          │  │ sent
 //! ABANDONS ◂───────────────────────────────────────────────────────────────────┘  │
-//!   │ no command in flight, or 10 s                                               ▾
+//!   │ no command in flight of a device that is there, or 10 s                     ▾
 //!   ▾                             closed by the host, 1 s     LINGERS, if the end was not the
 //! ENDED ◂─────────────────────────────────────────────────── host's own wish; else ENDED
 //! ```
@@ -550,12 +550,17 @@ impl<S: HostStream> HostConnection<S> {
         if self.slots.executing() == 0 {
             self.leave();
             self.phase = Phase::Ended;
-        } else if self.now >= until {
+        } else if self.now >= until || self.is_busy_with_removed() {
             self.phase = Phase::Ended;
         } else if !self.has_more(reaped) {
             return Ok(AfterRound::Waits(None));
         }
         Ok(AfterRound::Again)
+    }
+
+    /// Whether all devices are removed that have not completed their commands.
+    fn is_busy_with_removed(&self) -> bool {
+        matches!(&self.role, QueueRole::Io(queue) if queue.is_busy_with_removed())
     }
 
     /// A round of a connection that waits for its host to close it.
@@ -604,21 +609,15 @@ impl<S: HostStream> HostConnection<S> {
     /// Ends what the connection is to its controller and subsystem. Waits for requests that a
     /// device executes, if there are any.
     pub(crate) fn leave(&mut self) {
-        let controller = match std::mem::replace(&mut self.role, QueueRole::New) {
-            QueueRole::New | QueueRole::Idle => return,
+        match std::mem::replace(&mut self.role, QueueRole::New) {
+            QueueRole::New | QueueRole::Idle => {}
             QueueRole::Admin(admin) => {
                 self.shared.subsystems.controllers.remove(&admin.controller);
                 self.shared.subsystems.unwatch(&self.link);
-                admin.controller
+                admin.controller.target.detach(&self.link);
             }
-            QueueRole::Io(queue) => {
-                // Before the controller stops counting the queue.
-                let controller = queue.close();
-                controller.close_queue(&self.link);
-                controller
-            }
-        };
-        controller.target.detach(&self.link);
+            QueueRole::Io(queue) => queue.close(),
+        }
     }
 
     /// Parses the received PDUs. One for a device that is being replaced waits, and so do those

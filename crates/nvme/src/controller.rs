@@ -18,7 +18,8 @@
 //!    of connections that claim to be the host's may ask for it.
 //! 3. A host's next controller is not ready, and admits no I/O queue, while I/O queues of a closed
 //!    one have not ended, nor while connections of an earlier one have not received what the host
-//!    had sent when it connected again, which may be commands and the end of the connection.
+//!    had sent when it connected again, which may be commands and the end of the connection. A
+//!    queue whose last commands are for removed devices has ended in this sense.
 //! 4. When the target ends the connection of a queue, all queues of the controller drain. No I/O
 //!    queue ends before all of them have given their answers to their sockets, and the admin queue
 //!    ends last.

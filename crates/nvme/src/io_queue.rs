@@ -95,18 +95,18 @@ impl IoQueue {
         })
     }
 
-    /// Closes all channels, which waits for the requests that devices have started. Only a
-    /// connection that has waited too long has any. A channel that panics keeps no disk, and no
-    /// other channel open.
-    pub(crate) fn close(self) -> Arc<Controller> {
-        for namespace in self.namespaces {
-            let nqn = namespace.subsystem.identity.nqn.clone();
-            if catch_unwind(AssertUnwindSafe(|| drop(namespace))).is_err() {
-                // The panic was reported when it happened.
-                tracing::error!(subsystem = nqn, "a channel has not been closed cleanly");
-            }
-        }
-        self.controller
+    /// Closes all channels, which waits for the requests that devices have started, and ends what
+    /// the queue is to its controller. Only a connection that has waited too long has any requests.
+    pub(crate) fn close(self) {
+        let IoQueue { controller, link, namespaces, .. } = self;
+        let (removed, others): (Vec<_>, Vec<_>) =
+            namespaces.into_iter().partition(NamespaceQueue::is_removed);
+        others.into_iter().for_each(close_channel);
+        // The host's next association reaches no removed device, and does not wait for one that
+        // does not complete its commands.
+        controller.close_queue(&link);
+        controller.target.detach(&link);
+        removed.into_iter().for_each(close_channel);
     }
 
     /// From now on a command of several operations begins no more of them. Returns one disk without
@@ -136,8 +136,7 @@ impl IoQueue {
             NSID_ALL if sqe.opcode() == io_opcode::FLUSH && !self.has_all_devices() => NSID,
             nsid => nsid,
         };
-        let found = self.namespaces.iter().position(|it| it.nsid == nsid);
-        let at = found.map_or_else(|| self.open_namespace(nsid), Ok)?;
+        let at = self.find_open(nsid).map_or_else(|| self.open_namespace(nsid), Ok)?;
         self.commands += 1;
         let NamespaceQueue { namespace, subsystem, used, .. } = &mut self.namespaces[at];
         *used = self.commands;
@@ -158,16 +157,29 @@ impl IoQueue {
         matches!(self.controller.target, ControllerTarget::All(_))
     }
 
+    /// The open namespace of this number. In the subsystem of all devices, one whose device is
+    /// removed, and completes its last commands, takes no other command.
+    fn find_open(&self, nsid: u32) -> Option<usize> {
+        let is_removed = |it: &NamespaceQueue| self.has_all_devices() && it.is_removed();
+        self.namespaces.iter().position(|it| it.nsid == nsid && !is_removed(it))
+    }
+
     /// Whether commands of the subsystem of all devices still execute on a disk of this namespace
-    /// that is being replaced or removed. Later ones wait for their end.
+    /// that is being replaced. Later ones wait for their end.
     pub(crate) fn is_returning(&self, nsid: u32) -> bool {
-        self.namespaces.iter().any(|it| it.nsid == nsid && it.is_outdated())
+        self.find_open(nsid).is_some_and(|at| self.namespaces[at].is_outdated())
+    }
+
+    /// Whether all devices that have something to do are removed.
+    pub(crate) fn is_busy_with_removed(&self) -> bool {
+        let mut busy = self.namespaces.iter().filter(|it| !it.is_idle()).peekable();
+        busy.peek().is_some() && busy.all(NamespaceQueue::is_removed)
     }
 
     /// The device of a namespace that is not open, if it is being replaced. A queue of a device's
     /// own subsystem waits for the device in [`IoQueue::renew`].
     pub(crate) fn absent_device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
-        if !self.has_all_devices() || self.namespaces.iter().any(|it| it.nsid == nsid) {
+        if !self.has_all_devices() || self.find_open(nsid).is_some() {
             return None;
         }
         let found = AllDevices::find(&self.subsystems, nsid, &self.controller);
@@ -281,8 +293,8 @@ impl IoQueue {
 
     /// Returns the disks that are being replaced or removed, each once its commands are completed.
     /// A queue of a device's own subsystem opens a channel to the successor. In the subsystem of
-    /// all devices, the next command for a namespace opens it, and commands for others do not wait
-    /// ([`IoQueue::is_returning`]).
+    /// all devices, the next command for a namespace opens it; commands for others, and for a
+    /// removed device, do not wait ([`IoQueue::is_returning`]).
     pub(crate) fn renew(&mut self) -> Renewal {
         if self.missing.is_none() && !self.namespaces.iter().any(NamespaceQueue::is_outdated) {
             return Renewal::Ready;
@@ -335,5 +347,14 @@ impl IoQueue {
             until = Some(until.unwrap_or(due).min(due));
         }
         until
+    }
+}
+
+/// Closes the channel of a namespace. One that panics keeps no disk, and no other channel open.
+fn close_channel(namespace: NamespaceQueue) {
+    let nqn = namespace.subsystem.identity.nqn.clone();
+    if catch_unwind(AssertUnwindSafe(|| drop(namespace))).is_err() {
+        // The panic was reported when it happened.
+        tracing::error!(subsystem = nqn, "a channel has not been closed cleanly");
     }
 }

@@ -177,6 +177,11 @@ impl NamespaceQueue {
         self.subsystem.is_outdated(&self.namespace)
     }
 
+    /// Whether the device is removed.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.is_outdated() && self.subsystem.is_closed()
+    }
+
     /// Whether the device has nothing more to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.bios.is_empty() && self.scanning.is_empty() && self.channel.in_flight() == 0

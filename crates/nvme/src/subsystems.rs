@@ -271,6 +271,11 @@ impl Subsystem {
         self.changed.notify_all();
     }
 
+    /// Whether the device is removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.state().phase, DiskPhase::Closed)
+    }
+
     /// Whether the disk is being replaced.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self.state().phase, DiskPhase::Absent)
@@ -381,8 +386,9 @@ impl Subsystem {
 
     /// Waits for the connections of a closed subsystem, and at `drain` cuts off those that have not
     /// ended. The queues of the subsystem of all devices have [`CUT_GRACE`] more to return the
-    /// disk, because their connections serve other devices too. Returns when all have, or soon
-    /// after the cut.
+    /// disk; then those are cut off whose hosts do not receive their data. The others serve other
+    /// devices, and return the disk when it has completed their commands. Returns when all have, or
+    /// soon after the cut.
     fn disconnect(&self, drain: Duration) {
         let mut state = self.state();
         let here = |state: &mut SubsystemState| !state.links.is_empty() || !state.users.is_empty();
@@ -393,8 +399,9 @@ impl Subsystem {
         // their commands.
         let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        if !state.users.is_empty() {
-            state.users().for_each(|link| link.cut());
+        let is_stalled = |link: &&Arc<HostLink>| link.is_stalled();
+        if state.users().any(|link| is_stalled(&link)) {
+            state.users().filter(is_stalled).for_each(|link| link.cut());
             let waited = self.changed.wait_timeout_while(state, CUT_GRACE, here);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -402,8 +409,17 @@ impl Subsystem {
         let remaining: Vec<_> = links.chain(state.users()).cloned().collect();
         drop(state);
         for link in remaining {
-            let (id, peer) = (link.id, &link.peer);
-            tracing::warn!(id, peer, device = self.name, "a host that was cut has not left");
+            let (id, peer, device) = (link.id, &link.peer, &self.name);
+            match link.is_cut() {
+                true => tracing::warn!(id, peer, device, "a host that was cut has not left"),
+                false => tracing::warn!(
+                    id,
+                    peer,
+                    device,
+                    "the device was removed, and has not completed the commands of a host: it \
+                     stays open until it has"
+                ),
+            }
         }
     }
 
