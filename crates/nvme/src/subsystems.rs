@@ -776,10 +776,14 @@ impl Subsystems {
         table.note_change();
     }
 
-    /// Removes addresses.
+    /// Removes addresses, each once: the next server may have added it already.
     pub(crate) fn remove_ports(&self, ports: &[SocketAddr]) {
         let mut table = self.table();
-        table.ports.retain(|port| !ports.contains(port));
+        for port in ports {
+            if let Some(at) = table.ports.iter().position(|other| other == port) {
+                table.ports.remove(at);
+            }
+        }
         table.note_change();
     }
 
@@ -1006,6 +1010,22 @@ mod tests {
             version: AtomicU64::new(0),
             changed: Condvar::new(),
         }
+    }
+
+    /// The bug: the next server bound the port of one that had ended, and added its address before
+    /// that one removed the same. Discovery then listed no device.
+    #[test]
+    fn a_server_that_stops_leaves_the_address_to_the_next_one() {
+        let subsystems = Subsystems::new("", HostAccess::default(), None);
+        subsystems.add("a", null()).unwrap();
+        let port: SocketAddr = "127.0.0.1:4420".parse().unwrap();
+        let found = || subsystems.discover("nqn.h", port).2;
+        subsystems.add_ports(&[port]);
+        subsystems.add_ports(&[port]);
+        subsystems.remove_ports(&[port]);
+        assert_eq!(found(), Some(port));
+        subsystems.remove_ports(&[port]);
+        assert_eq!(found(), None);
     }
 
     #[test]

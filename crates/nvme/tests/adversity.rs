@@ -7,10 +7,11 @@ mod initiator;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::{TargetOptions, TargetServer};
+use initiator::faulty::{Fault, FaultyDisk, Gate};
 use initiator::{
     DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
     crc32c, disk, fabrics, h2c_header, pattern, plain, pointed, target, target_at, target_with,
@@ -493,4 +494,30 @@ fn a_server_that_was_stopped_leaves_the_port_to_the_next_one() {
     assert!(subsystems.is_served());
     drop(next);
     assert!(!subsystems.is_served());
+}
+
+/// The bug: a yard that ended waited for each of its listeners in turn, for as long as hosts may
+/// take.
+#[test]
+fn servers_that_stop_together_share_the_deadline() {
+    let options = TargetOptions { drain_timeout: Duration::from_secs(3600), ..Default::default() };
+    let gate = Arc::<Gate>::default();
+    let targets = [(); 2].map(|()| target_with(options.clone()));
+    let hosts = [0, 1].map(|at| {
+        let target = &targets[at];
+        target.subsystems.add("held", FaultyDisk::serving(Fault::Holds, &gate)).unwrap();
+        let held = "nqn.2026-11.io.blockyard:held";
+        let (admin, controller) = target.admin(held, 0);
+        let mut io = target.io(held, controller, 0, 0);
+        io.capsule(pointed(command(0x02, 0, 1), 0x5a, 512), &[]);
+        gate.await_looks(1);
+        (admin, io)
+    });
+    // The device completes no read: a server that does not share the deadline waits for an hour.
+    TargetServer::stop_all(&[&targets[0].server, &targets[1].server], Instant::now());
+    for (mut admin, mut io) in hosts {
+        while io.receive().is_some() {}
+        while admin.receive().is_some() {}
+    }
+    gate.open();
 }
