@@ -317,7 +317,7 @@ fn log(input: &mut Input<'_>, shape: &NamespaceShape) {
         assert_eq!(part.len(), request.len as usize);
     }
     let changed = (0..input.below(2048) as u32).collect();
-    if let Ok(page) = log_page::page(&request, &ControllerFeatures::of(shape), &changed)
+    if let Ok(page) = log_page::page(&request, &ControllerFeatures::of(shape, 1), &changed)
         && let Ok(part) = request.part(&page)
     {
         assert_eq!(part.len(), request.len as usize);

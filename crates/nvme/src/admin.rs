@@ -11,8 +11,8 @@ use crate::events::{EventQueue, NoticeKind};
 use crate::fabrics::DISCOVERY_NQN;
 use crate::identify::{self, ControllerFeatures, ControllerShape, Identity, cns};
 use crate::log_page::{self, LogRequest, log_id};
-use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
-use crate::subsystems::{SUBSYSTEMS_MAX, Subsystem, Subsystems};
+use crate::namespace::{DATA_EXPONENT, NSID, NSID_MAX, NamespaceShape};
+use crate::subsystems::{Subsystem, Subsystems};
 
 /// Features by their number (FID).
 mod feature {
@@ -103,7 +103,9 @@ impl AdminQueue {
     fn devices(&self) -> Vec<(u32, Arc<Subsystem>)> {
         match &self.controller.target {
             ControllerTarget::Discovery => Vec::new(),
-            ControllerTarget::Device(subsystem) => vec![(NSID, Arc::clone(subsystem))],
+            ControllerTarget::Device(subsystem) => {
+                vec![(subsystem.identity.nsid, Arc::clone(subsystem))]
+            }
             ControllerTarget::All(_) => {
                 let found = AllDevices::namespaces(&self.subsystems, &self.controller);
                 found.into_iter().map(|subsystem| (subsystem.nsid, subsystem)).collect()
@@ -115,7 +117,9 @@ impl AdminQueue {
     fn device(&self, nsid: u32) -> Option<Arc<Subsystem>> {
         let found = match &self.controller.target {
             ControllerTarget::Discovery => None,
-            ControllerTarget::Device(subsystem) => (nsid == NSID).then(|| Arc::clone(subsystem)),
+            ControllerTarget::Device(subsystem) => {
+                (nsid == subsystem.identity.nsid).then(|| Arc::clone(subsystem))
+            }
             ControllerTarget::All(_) => AllDevices::find(&self.subsystems, nsid, &self.controller),
         };
         found.filter(|subsystem| self.controller.shows(&subsystem.shape()))
@@ -251,19 +255,21 @@ impl AdminQueue {
     fn features(&self) -> Option<ControllerFeatures> {
         match &self.controller.target {
             ControllerTarget::Discovery => None,
-            ControllerTarget::Device(subsystem) => Some(ControllerFeatures::of(&subsystem.shape())),
+            ControllerTarget::Device(subsystem) => {
+                Some(ControllerFeatures::of(&subsystem.shape(), subsystem.identity.nsid))
+            }
             ControllerTarget::All(_) => {
                 let shapes = self.devices().into_iter().map(|(_, subsystem)| subsystem.shape());
                 let appends = shapes.filter_map(|it| Some(it.zones.as_ref()?.append_exponent));
                 let shortest = appends.min().unwrap_or(DATA_EXPONENT);
-                Some(ControllerFeatures::of_many(SUBSYSTEMS_MAX as u32, shortest))
+                Some(ControllerFeatures::of_many(NSID_MAX, shortest))
             }
         }
     }
 
     fn identify_controller(&self, features: Option<ControllerFeatures>) -> Vec<u8> {
         let (nqn, serial) = (DISCOVERY_NQN.to_owned(), "discovery".to_owned());
-        let discovery = Identity { nqn, serial, uuid: [0; 16] };
+        let discovery = Identity { nqn, serial, uuid: [0; 16], nsid: NSID };
         let identity = self.controller.target.identity().unwrap_or(&discovery);
         identify::controller(&ControllerShape { id: self.controller.id, identity, features })
     }

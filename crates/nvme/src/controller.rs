@@ -40,8 +40,8 @@ use crate::fabrics::{
 };
 use crate::host_link::HostLink;
 use crate::identify::Identity;
-use crate::namespace::NamespaceShape;
-use crate::subsystems::{SUBSYSTEMS_MAX, Subsystem};
+use crate::namespace::{NSID_MAX, NamespaceShape};
+use crate::subsystems::Subsystem;
 
 /// The most I/O queues of a controller.
 pub const QUEUES_MAX: u16 = 32;
@@ -213,10 +213,10 @@ impl Controller {
 
     /// Whether there can be a namespace of this number (NN).
     pub(crate) fn is_valid(&self, nsid: u32) -> bool {
-        let most = match self.target {
+        let most = match &self.target {
             ControllerTarget::Discovery => 0,
-            ControllerTarget::Device(_) => 1,
-            ControllerTarget::All(_) => SUBSYSTEMS_MAX as u32,
+            ControllerTarget::Device(subsystem) => subsystem.identity.nsid,
+            ControllerTarget::All(_) => NSID_MAX,
         };
         (1..=most).contains(&nsid)
     }

@@ -6,8 +6,8 @@ use ring::hmac;
 
 use crate::command::StatusCode;
 use crate::events::{EVENTS_MAX, NoticeKind};
-use crate::namespace::{DATA_EXPONENT, NSID, NamespaceShape};
-use crate::wire::IN_CAPSULE_BYTES_MAX;
+use crate::namespace::{DATA_EXPONENT, NSID, NSID_MAX, NamespaceShape};
+use crate::wire::{IN_CAPSULE_BYTES_MAX, u32_at};
 
 /// The bytes of each structure.
 pub const PAGE_BYTES: usize = 4096;
@@ -45,6 +45,15 @@ pub mod cns {
     pub const COMMAND_SETS: u8 = 0x1c;
 }
 
+/// What tells the data of a device from others that had its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskContents {
+    /// What has the data, wherever it is served: a random number of a pool, for example.
+    pub origin: String,
+    /// Another one after the data were replaced.
+    pub version: u64,
+}
+
 /// The identity of a subsystem and of its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -54,25 +63,39 @@ pub struct Identity {
     pub serial: String,
     /// The UUID of the namespace, which is its NGUID too.
     pub uuid: [u8; 16],
+    /// The number of the namespace (NSID) in the device's own subsystem.
+    pub nsid: u32,
 }
 
 impl Identity {
-    /// The identity of a device: the same after a restart, another one for another name or `host`.
-    /// Other `contents` give the namespace another UUID: a host that has pages of the earlier ones
-    /// in its cache then does not take the namespace for the one that it knew.
-    pub fn of(nqn: String, host: &str, contents: &str) -> Identity {
+    /// The identity of a device: the same after a restart, another one for another name, and for
+    /// another `host` or origin of its contents.
+    ///
+    /// Another version of the contents gives the namespace another UUID: a host that has pages of
+    /// an earlier one in its cache then does not take the namespace for the one that it knew. It
+    /// also gives the namespace another number, except by a chance of 1 in [`NSID_MAX`]: a host
+    /// that has lost its connection sends the commands that it has kept before it looks at UUIDs.
+    pub fn of(nqn: String, host: &str, contents: Option<&DiskContents>) -> Identity {
+        let (origin, version) = match contents {
+            Some(DiskContents { origin, version }) => (&**origin, version.to_string()),
+            None => (host, String::new()),
+        };
         // `host` must not be computable from what the network shows (machine-id(5)).
-        let key = hmac::Key::new(hmac::HMAC_SHA256, host.as_bytes());
+        let key = hmac::Key::new(hmac::HMAC_SHA256, origin.as_bytes());
         let serial = hmac::sign(&key, nqn.as_bytes());
         let serial = serial.as_ref().iter().take(10).map(|byte| format!("{byte:02x}")).collect();
         // An NQN has no NUL.
-        let tag = hmac::sign(&key, format!("{nqn}\0{contents}").as_bytes());
-        let tag = tag.as_ref().first_chunk::<16>();
-        let mut uuid = *tag.expect("a tag of SHA-256 has 32 bytes");
+        let tag = hmac::sign(&key, format!("{nqn}\0{version}").as_bytes());
+        let (uuid, rest) = tag.as_ref().split_at(16);
+        let mut uuid: [u8; 16] = uuid.try_into().expect("16 bytes");
         // Version 8: made by a rule of its own. The variant of RFC 9562.
         uuid[6] = 0x80 | uuid[6] & 0x0f;
         uuid[8] = 0x80 | uuid[8] & 0x3f;
-        Identity { nqn, serial, uuid }
+        let nsid = match contents {
+            Some(_) => 1 + u32_at(rest, 0) % NSID_MAX,
+            None => NSID,
+        };
+        Identity { nqn, serial, uuid, nsid }
     }
 }
 
@@ -102,6 +125,8 @@ impl Page {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerFeatures {
     /// The greatest number of a namespace (NN).
+    pub nsid_max: u32,
+    /// The most namespaces (MNAN).
     pub namespaces_max: u32,
     /// Whether namespaces may take discards.
     pub discards: bool,
@@ -115,10 +140,11 @@ pub struct ControllerFeatures {
 }
 
 impl ControllerFeatures {
-    /// Those of a controller with this namespace alone.
-    pub fn of(shape: &NamespaceShape) -> ControllerFeatures {
+    /// Those of a controller with this namespace alone, and its number.
+    pub fn of(shape: &NamespaceShape, nsid: u32) -> ControllerFeatures {
         ControllerFeatures {
-            namespaces_max: NSID,
+            nsid_max: nsid,
+            namespaces_max: 1,
             discards: shape.discards && shape.zones.is_none(),
             write_zeroes: shape.write_zeroes,
             write_cache: shape.write_cache,
@@ -128,9 +154,14 @@ impl ControllerFeatures {
 
     /// Those of a controller whose namespaces come and go.
     pub fn of_many(namespaces_max: u32, append_exponent: u8) -> ControllerFeatures {
-        let append_exponent = Some(append_exponent);
-        let (discards, write_zeroes, write_cache) = (true, true, true);
-        ControllerFeatures { namespaces_max, discards, write_zeroes, write_cache, append_exponent }
+        ControllerFeatures {
+            nsid_max: namespaces_max,
+            namespaces_max,
+            discards: true,
+            write_zeroes: true,
+            write_cache: true,
+            append_exponent: Some(append_exponent),
+        }
     }
 }
 
@@ -179,13 +210,13 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     page.put(768, shape.identity.nqn.as_bytes());
     if let Some(features) = shape.features {
         page.put(512, &[0x66, 0x44]);
-        page.put(516, &features.namespaces_max.to_le_bytes());
+        page.put(516, &features.nsid_max.to_le_bytes());
         let discards = u16::from(features.discards) << 2;
         let write_zeroes = u16::from(features.write_zeroes) << 3;
         // ONCS: also Compare, Select of Get Features, and Verify.
         page.put(520, &(1 | discards | write_zeroes | 1 << 4 | 1 << 7).to_le_bytes());
         // VWC: whether there is a cache; a flush of all namespaces is allowed if there is one.
-        let flush_all = if features.namespaces_max == NSID { 6 } else { 4 };
+        let flush_all = if features.namespaces_max == 1 { 6 } else { 4 };
         page.put(525, &[u8::from(features.write_cache) | flush_all]);
         page.put(540, &features.namespaces_max.to_le_bytes());
         // IOCCSZ and IORCSZ, in units of 16 bytes.
@@ -320,7 +351,7 @@ pub fn command_sets(features: &ControllerFeatures) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::namespace::ZonedShape;
-    use crate::wire::{u16_at, u32_at, u64_at};
+    use crate::wire::{u16_at, u64_at};
 
     fn zoned() -> NamespaceShape {
         NamespaceShape {
@@ -343,13 +374,13 @@ mod tests {
     }
 
     fn identity() -> Identity {
-        Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host", "")
+        Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host", None)
     }
 
     #[test]
     fn an_identity_is_stable_and_unique() {
         assert_eq!(identity(), identity());
-        let other = Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "other", "");
+        let other = Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "other", None);
         assert_ne!((identity().uuid, identity().serial), (other.uuid, other.serial.clone()));
         assert_eq!(other.serial.len(), 20);
         assert_eq!((other.uuid[6] >> 4, other.uuid[8] >> 6), (8, 2));
@@ -358,16 +389,29 @@ mod tests {
     /// The values are those of Python's module hmac.
     #[test]
     fn an_identity_is_a_keyed_hash_of_the_name_and_the_contents() {
-        let of = |contents| Identity::of("nqn.2026-11.io.blockyard:z".to_owned(), "host", contents);
-        assert_eq!(of("").serial, "17d68f321e064952e836");
-        assert_eq!(u128::from_be_bytes(of("").uuid), 0x9a57_8acd_1663_80ae_92ab_6a0e_ba01_af57);
-        assert_eq!(u128::from_be_bytes(of("1/2").uuid), 0xd204_0fca_ef0d_8efd_a833_1937_07fe_6e13);
-        assert_eq!(of("1/2").serial, of("").serial, "the subsystem is the same");
+        let nqn = "nqn.2026-11.io.blockyard:z";
+        let named = identity();
+        assert_eq!(named.serial, "17d68f321e064952e836");
+        assert_eq!(u128::from_be_bytes(named.uuid), 0x9a57_8acd_1663_80ae_92ab_6a0e_ba01_af57);
+        assert_eq!(named.nsid, 1);
+        let of = |host, version| {
+            let contents = DiskContents { origin: "7/1".to_owned(), version };
+            Identity::of(nqn.to_owned(), host, Some(&contents))
+        };
+        let first = of("host", 2);
+        assert_eq!(first.serial, "115fd50ada18933a702f");
+        assert_eq!(u128::from_be_bytes(first.uuid), 0x4a4d_d6a2_9432_86a3_b71c_faf6_32d0_22ea);
+        assert_eq!(first.nsid, 2581);
+        assert_eq!(of("other", 2), first, "a standby has taken the pool over");
+        let second = of("host", 3);
+        assert_eq!(second.serial, first.serial, "the subsystem is the same");
+        assert!(second.uuid != first.uuid && second.nsid != first.nsid);
+        assert!((0..100_000).all(|version| (1..=NSID_MAX).contains(&of("", version).nsid)));
     }
 
     #[test]
     fn a_controller_has_what_hosts_check() {
-        let (identity, features) = (identity(), ControllerFeatures::of(&zoned()));
+        let (identity, features) = (identity(), ControllerFeatures::of(&zoned(), 1));
         let shape = ControllerShape { id: 7, identity: &identity, features: Some(features) };
         let page = controller(&shape);
         assert_eq!(page.len(), 4096);
@@ -386,6 +430,9 @@ mod tests {
         assert_eq!((u32_at(&page, 1792), u32_at(&page, 1796)), (516, 1));
         assert_eq!((u16_at(&page, 1800), page[1803]), (0, 1));
         assert_eq!((u32_at(&page, 516), u32_at(&page, 540)), (1, 1));
+        let alone = ControllerFeatures { nsid_max: 77, ..features };
+        let page = controller(&ControllerShape { features: Some(alone), ..shape });
+        assert_eq!((u32_at(&page, 516), u32_at(&page, 540), page[525]), (77, 1, 7));
         let many = ControllerFeatures::of_many(4096, 4);
         let page = controller(&ControllerShape { features: Some(many), ..shape });
         assert_eq!((u32_at(&page, 516), u32_at(&page, 540), page[525]), (4096, 4096, 5));
@@ -406,7 +453,7 @@ mod tests {
         assert_eq!((u16_at(&page, 0), u16_at(&page, 2)), (0, 1));
         assert_eq!((u32_at(&page, 4), u32_at(&page, 8)), (u32::MAX, 1), "0's based, or no limit");
         assert_eq!((u64_at(&page, 2816), page[2824]), (256, 0));
-        let features = ControllerFeatures::of(&zoned());
+        let features = ControllerFeatures::of(&zoned(), 1);
         assert_eq!(controller_of_set(&features, CSI_ZONED).unwrap()[0], 4);
         assert_eq!(controller_of_set(&features, CSI_NVM).unwrap()[0], 8, "VSL");
         assert_eq!(controller_of_set(&features, 1), Err(StatusCode::INVALID_FIELD));
@@ -416,12 +463,12 @@ mod tests {
     fn a_plain_namespace_has_no_zones() {
         let plain = NamespaceShape { zones: None, preferred_blocks: 8, ..zoned() };
         assert_eq!(namespace_of_set(&plain, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
-        let features = ControllerFeatures::of(&plain);
+        let features = ControllerFeatures::of(&plain, 1);
         assert_eq!(controller_of_set(&features, CSI_ZONED), Err(StatusCode::INVALID_FIELD));
         let page = namespace(&plain, &[9; 16]);
         assert_eq!((page[24], u16_at(&page, 64), page[33]), (16, 7, 9));
         assert_eq!(command_sets(&features)[0], 1);
-        assert_eq!(command_sets(&ControllerFeatures::of(&zoned()))[0], 5);
+        assert_eq!(command_sets(&ControllerFeatures::of(&zoned(), 1))[0], 5);
     }
 
     #[test]

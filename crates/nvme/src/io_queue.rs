@@ -18,7 +18,7 @@ use crate::controller::{Controller, ControllerTarget};
 use crate::fabrics::{ConnectRefusal, SUBSYSTEM_OFFSET};
 use crate::host_link::HostLink;
 use crate::identify::QUEUE_ENTRIES_MAX;
-use crate::namespace::{IoPlan, NSID};
+use crate::namespace::IoPlan;
 use crate::namespace_queue::{CommandProgress, DeviceWatch, NamespaceQueue, OpenError};
 use crate::slots::CommandSlot;
 use crate::subsystems::{Subsystem, Subsystems};
@@ -132,9 +132,11 @@ impl IoQueue {
     /// The status of a command that is refused without asking the device.
     pub(crate) fn plan(&mut self, slot: &mut CommandSlot) -> Result<IoPlan, StatusCode> {
         let sqe = &slot.sqe;
-        let nsid = match sqe.nsid() {
-            NSID_ALL if sqe.opcode() == io_opcode::FLUSH && !self.has_all_devices() => NSID,
-            nsid => nsid,
+        let nsid = match (sqe.nsid(), &self.controller.target) {
+            (NSID_ALL, ControllerTarget::Device(subsystem)) if sqe.opcode() == io_opcode::FLUSH => {
+                subsystem.identity.nsid
+            }
+            (nsid, _) => nsid,
         };
         let at = self.find_open(nsid).map_or_else(|| self.open_namespace(nsid), Ok)?;
         self.commands += 1;
@@ -315,7 +317,7 @@ impl IoQueue {
             return Renewal::InUse;
         }
         let Some(subsystem) = self.missing.take() else { return Renewal::Ready };
-        match self.open_channel(NSID, &subsystem) {
+        match self.open_channel(subsystem.identity.nsid, &subsystem) {
             Ok(renewed) => self.namespaces.push(renewed),
             Err(OpenError::Absent) => {
                 self.missing = Some(subsystem);

@@ -276,6 +276,7 @@ mod tests {
 
     fn features() -> ControllerFeatures {
         ControllerFeatures {
+            nsid_max: 1,
             namespaces_max: 1,
             discards: true,
             write_zeroes: false,

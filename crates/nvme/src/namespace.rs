@@ -12,8 +12,11 @@ use crate::zones::{ReportRequest, ZoneAction};
 pub const DATA_EXPONENT: u8 = 8;
 /// The longest data of a command, in bytes.
 pub const DATA_BYTES_MAX: u32 = 4096 << DATA_EXPONENT;
-/// The number of a namespace (NSID) that is the only one of its subsystem.
+/// The number (NSID) of a namespace that is the only one of its subsystem, if its name alone
+/// identifies its data.
 pub const NSID: u32 = 1;
+/// The greatest number of a namespace.
+pub const NSID_MAX: u32 = 4096;
 /// The longest write-zeroes or discard of a namespace without zones that the device gets at once,
 /// in sectors: 8 MiB. The device may execute it within the call.
 pub const PIECE_SECTORS: u64 = (8 << 20) >> SECTOR_SHIFT;

@@ -21,8 +21,8 @@ use crate::controller::{ControllerTarget, Controllers};
 use crate::fabrics::NQN_LEN_MAX;
 use crate::host_link::{CUT_GRACE, CommandStats, CommandTotals, HostLink};
 use crate::host_log::HostLogs;
-use crate::identify::Identity;
-use crate::namespace::{NamespaceError, NamespaceShape};
+use crate::identify::{DiskContents, Identity};
+use crate::namespace::{NSID_MAX, NamespaceError, NamespaceShape};
 
 /// The beginning of the NQN of each device; the device's name follows.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
@@ -30,8 +30,8 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.blockyard:";
 /// The longest name of a device, in bytes.
 const NAME_LEN_MAX: usize = NQN_LEN_MAX - NQN_PREFIX.len();
 
-/// The most subsystems of one table.
-pub const SUBSYSTEMS_MAX: usize = 4096;
+/// The most subsystems of one table: each device has a number in the subsystem of all devices.
+pub const SUBSYSTEMS_MAX: usize = NSID_MAX as usize;
 
 /// A device that hosts can use: the only namespace of its subsystem.
 ///
@@ -541,7 +541,7 @@ impl SubsystemTable {
     /// learned yet that a device was removed must not reach the next one by its number.
     fn take_nsid(&mut self) -> u32 {
         loop {
-            self.last_nsid = self.last_nsid % SUBSYSTEMS_MAX as u32 + 1;
+            self.last_nsid = self.last_nsid % NSID_MAX + 1;
             let next = self.last_nsid;
             let mut used =
                 self.subsystems.iter().map(|it| it.nsid).chain(self.kept.values().copied());
@@ -576,7 +576,7 @@ impl Subsystems {
     /// are derived; `access` says which hosts may use each device; `all` is the NQN of a subsystem
     /// of all devices, if there is to be one.
     pub fn new(host: &str, access: HostAccess, all: Option<String>) -> Arc<Subsystems> {
-        let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host, ""))));
+        let all = all.map(|nqn| Arc::new(AllDevices::new(Identity::of(nqn, host, None))));
         Arc::new(Subsystems { host: host.to_owned(), access, all, ..Subsystems::default() })
     }
 
@@ -594,18 +594,19 @@ impl Subsystems {
     /// # Errors
     /// As [`Subsystems::add_contents`].
     pub fn add(&self, name: &str, disk: impl Into<SharedDisk>) -> Result<(), SubsystemError> {
-        self.add_contents(name, "", disk)
+        self.add_contents(name, None, disk)
     }
 
     /// Makes a disk the namespace of a subsystem of its own. `contents` tells the data of the disk
-    /// from others that had the name before: the namespace gets another UUID with others.
+    /// from others that had the name before: the namespace gets another UUID and number with
+    /// others.
     ///
     /// # Errors
     /// If the name is taken or too long, NVMe cannot describe the disk, or the table is full.
     pub fn add_contents(
         &self,
         name: &str,
-        contents: &str,
+        contents: Option<&DiskContents>,
         disk: impl Into<SharedDisk>,
     ) -> Result<(), SubsystemError> {
         let disk = disk.into();
@@ -996,7 +997,7 @@ mod tests {
         };
         Subsystem {
             name: String::new(),
-            identity: Identity::of(String::new(), "", ""),
+            identity: Identity::of(String::new(), "", None),
             id: nsid.into(),
             nsid,
             state: Mutex::new(SubsystemState {

@@ -3,10 +3,11 @@
 
 mod initiator;
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockyard_core::channel::{Channel, Stats};
 use blockyard_core::device::{DeviceError, Extent};
@@ -17,6 +18,7 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::ZoneInfo;
 use blockyard_core::{Disk, Op, Sector};
 use blockyard_null::{IrqMode, NullConfig};
+use blockyard_nvme::identify::DiskContents;
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
 use initiator::faulty::{Fault, FaultyDisk, Gate};
 use initiator::{
@@ -640,16 +642,88 @@ fn a_queue_uses_other_devices_while_a_removed_one_completes_its_commands() {
 #[test]
 fn a_device_with_other_contents_has_another_uuid() {
     let target = target();
-    let identifiers = |contents: &str| {
-        target.subsystems.remove("plain", DRAIN).unwrap();
-        target.subsystems.add_contents("plain", contents, disk("plain", plain())).unwrap();
+    let identifiers = |version: Option<u64>| {
+        add_again(&target, version);
         let (mut admin, _) = target.admin(PLAIN, 0);
-        let (list, serial) = (admin.identify(3, 1, 0).data, admin.identify(1, 0, 0).data);
+        let nsid = namespaces(&mut admin)[0];
+        let (list, serial) = (admin.identify(3, nsid, 0).data, admin.identify(1, 0, 0).data);
         (list[4..20].to_vec(), serial[4..24].to_vec())
     };
-    let [by_name, first, second, again] = ["", "pool/1/0", "pool/1/1", "pool/1/0"].map(identifiers);
+    let [by_name, first, second, again] = [None, Some(0), Some(1), Some(0)].map(identifiers);
     assert_eq!(first, again);
     assert_ne!(first.0, second.0);
     assert_ne!(first.0, by_name.0);
-    assert_eq!((&first.1, &by_name.1), (&second.1, &first.1), "the serial number stays");
+    assert_eq!(second.1, first.1, "the serial number stays");
+}
+
+/// Adds the plain device again, with a version of its contents.
+fn add_again(target: &Target, version: Option<u64>) {
+    let contents = version.map(|version| DiskContents { origin: "pool/1".to_owned(), version });
+    target.subsystems.remove("plain", DRAIN).unwrap();
+    let plain = disk("plain", plain());
+    target.subsystems.add_contents("plain", contents.as_ref(), plain).unwrap();
+}
+
+/// The bug: Linux sends the commands that it has kept while it was disconnected before it looks at
+/// UUIDs. Writes to a volume changed what it had been rolled back to meanwhile.
+#[test]
+fn a_command_for_earlier_contents_reaches_no_later_ones() {
+    let target = target();
+    let connect = || {
+        let (mut admin, controller) = target.admin(PLAIN, 0);
+        let nsid = namespaces(&mut admin)[0];
+        (target.io(PLAIN, controller, 0, 0), admin, nsid)
+    };
+    let data = pattern(4096, 1);
+    // The number becomes greater, and less: NN is that of the namespace.
+    let mut statuses = BTreeSet::new();
+    for version in 0..8 {
+        add_again(&target, Some(version));
+        let (mut io, admin, before) = connect();
+        assert_eq!(io.execute(to(before, command(WRITE, 0, 8)), &data).status, 0);
+        drop((io, admin));
+        add_again(&target, Some(version + 1));
+        let (mut io, mut admin, nsid) = connect();
+        assert_ne!(nsid, before);
+        assert_eq!(namespaces(&mut admin), [nsid]);
+        assert_eq!(admin.identify(1, 0, 0).data[516..520], nsid.to_le_bytes(), "NN");
+        statuses.insert(io.execute(to(before, command(WRITE, 0, 8)), &data).status);
+        statuses.insert(io.execute(to(before, command(FLUSH, 0, 0)), &[]).status);
+        assert_eq!(io.read(to(nsid, command(READ, 0, 8)), 4096).data, [0; 4096]);
+        assert_eq!(io.execute(to(u32::MAX, command(FLUSH, 0, 0)), &[]).status, 0);
+    }
+    // Both say that the host is not to repeat the command.
+    assert_eq!(statuses, BTreeSet::from([0x4002, 0x400b]));
+}
+
+/// The bug: a device that did not complete its commands had all connections cut that had a command
+/// for it, although they serve other devices; a host that connected again was not ready.
+#[test]
+fn a_removed_device_that_hangs_keeps_no_host_from_others() {
+    let target = target();
+    let gate = Arc::<Gate>::default();
+    target.subsystems.add("held", FaultyDisk::serving(Fault::Holds, &gate)).unwrap();
+    let (admin, mut io) = queues(&target);
+    let held = io.capsule(pointed(to(3, command(READ, 0, 1)), 0x5a, 512), &[]);
+    gate.await_blocked();
+    target.subsystems.remove("held", Duration::ZERO).unwrap();
+    // It is not cut, and a command for the removed device does not wait.
+    let late = io.execute(to(3, command(FLUSH, 0, 0)), &[]);
+    assert_ne!(late.cid, held);
+    assert_eq!(late.status, 0x4002);
+    assert_eq!(io.read(to(1, command(READ, 0, 1)), 512).status, 0);
+    // The host gives the read up, and connects again.
+    drop((admin, io));
+    let mut admin = target.idle(0);
+    let connected = admin.connect(ALL, 0, 0xffff, 31, 0);
+    assert_eq!((connected.status, admin.property_set(0x14, 0x46_0061).status), (0, 0));
+    let deadline = Instant::now() + DRAIN;
+    while admin.property_get(0x1c, false).result == 0 {
+        assert!(Instant::now() < deadline, "the host is kept out by the removed device");
+        std::thread::yield_now();
+    }
+    let mut io = target.io(ALL, connected.result as u16, 0, 0);
+    assert_eq!(io.execute(to(2, command(FLUSH, 0, 0)), &[]).status, 0);
+    assert_eq!(io.execute(to(3, command(FLUSH, 0, 0)), &[]).status, 0x4002);
+    gate.open();
 }

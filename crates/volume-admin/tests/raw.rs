@@ -3,6 +3,7 @@
 
 mod pools;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Sector, Status};
@@ -131,7 +132,7 @@ fn an_increment_of_contents_and_a_raw_one_follow_one_another() {
     let mut random = fastrand::Rng::with_seed(61);
     let mut model = vec![0; SIZE];
     encrypted(&here, "v0", 1);
-    let mut base = None;
+    let (mut base, mut guids) = (None, BTreeSet::new());
     for (snapshot, is_raw) in [("v0@a", true), ("v0@b", false), ("v0@c", true)] {
         change(&here, "v0", &mut random, &mut model);
         here.snapshot(snapshot).unwrap();
@@ -141,6 +142,8 @@ fn an_increment_of_contents_and_a_raw_one_follow_one_another() {
             there.unlock("v0", &key(1)).unwrap();
         }
         receive(&there, None, &stream).unwrap();
+        let is_new = guids.insert(there.pool().find("v0").unwrap().meta.guid);
+        assert!(is_new, "clients do not see that the contents are others");
         base = Some(snapshot);
     }
     assert!(contents(&there, "v0") == model);

@@ -325,7 +325,7 @@ impl Devices {
         let (name, disk) = (entry.spec.name(), entry.shared.clone());
         let added = match suspended {
             Some(suspended) => suspended.resume(disk),
-            None => subsystems.add_contents(name, &entry.contents(), disk),
+            None => subsystems.add_contents(name, entry.contents().as_ref(), disk),
         };
         let nqn = added.map(|()| format!("{NQN_PREFIX}{name}")).map_err(|error| error.to_string());
         let nsid = subsystems.find_info(name).map(|info| info.nsid);
@@ -761,8 +761,8 @@ impl Devices {
     }
 }
 
-/// The identity of this machine, from which those of its NVMe namespaces are derived; empty if it
-/// has none.
+/// The identity of this machine, from which those of its NVMe namespaces are derived, except of
+/// volumes; empty if it has none.
 fn machine_id() -> String {
     let read = std::fs::read_to_string("/etc/machine-id");
     read.map(|id| id.trim().to_owned()).unwrap_or_default()

@@ -9,6 +9,7 @@ use blockyard_core::rmw::SharedDisk;
 use blockyard_core::zone::gate::GateMode;
 use blockyard_file::FileStatus;
 use blockyard_nvme::Subsystems;
+use blockyard_nvme::identify::DiskContents;
 use blockyard_ram::Ram;
 use blockyard_store::PoolBacking;
 use blockyard_sync::rmw_lock::RmwLock;
@@ -156,14 +157,12 @@ impl DeviceEntry {
     }
 
     /// What tells the data of the device from others that had its name, for hosts that may have
-    /// some of them in a cache. Only a volume has that; a rollback changes it.
-    pub(crate) fn contents(&self) -> String {
-        let found = self.pool.as_ref().map(|pool| pool.pool().find(self.spec.name()));
-        match found {
-            Some(Ok(live)) => format!("{}/{}", self.identity, live.meta.guid),
-            // The volume is open, so the pool has it.
-            Some(Err(_)) | None => String::new(),
-        }
+    /// some of them in a cache. Only a volume has that; a rollback changes it. It is the same on
+    /// each machine that has the pool.
+    pub(crate) fn contents(&self) -> Option<DiskContents> {
+        // The volume is open, so the pool has it.
+        let live = self.pool.as_ref()?.pool().find(self.spec.name()).ok()?;
+        Some(DiskContents { origin: self.identity.clone(), version: live.meta.guid })
     }
 
     /// The device as a subsystem, while NVMe is served.

@@ -446,3 +446,94 @@ fn access_warning(address: SocketAddr, access: &HostAccess) -> Option<&'static s
          require secrets (--nvme-secrets)",
     )
 }
+
+#[cfg(test)]
+#[allow(dead_code)] // Tests of another crate use the rest.
+#[path = "../../nvme/tests/initiator/host.rs"]
+mod host;
+
+#[cfg(test)]
+mod tests {
+    use super::host::Initiator;
+    use super::*;
+    use crate::paths::TempDir;
+    use crate::uri;
+    use crate::volumes::VolumeRequest;
+
+    const PLACE: &str = "tcp:127.0.0.1:0";
+
+    fn devices_with(uri: &str) -> Arc<Devices> {
+        let devices = Devices::new();
+        devices.make_subsystems(HostAccess::default(), None);
+        devices.add(uri::parse(uri).unwrap()).unwrap();
+        devices
+    }
+
+    /// A queue of a subsystem, and its controller.
+    fn queue(address: SocketAddr, nqn: &str, number: u16, controller: u16) -> (Initiator, u16) {
+        let mut queue = Initiator::connect_to(address);
+        queue.initialize(0);
+        let done = queue.connect(nqn, number, controller, 31, 0);
+        assert_eq!(done.status, 0);
+        if number == 0 {
+            queue.enable();
+        }
+        (queue, done.result as u16)
+    }
+
+    /// The bug: `unlisten` disconnected a host without `--force` whose admin queue was at another
+    /// listener.
+    #[test]
+    fn a_listener_with_io_queues_alone_is_in_use() {
+        let devices = devices_with("null:///n?size=1M");
+        let listeners = NvmeListeners::default();
+        let listen = || listeners.listen(&devices, PLACE, false).unwrap();
+        let places = [listen(), listen()].map(|view| view.addresses[0].clone());
+        let [of_admin, of_io] =
+            places.clone().map(|it| it.strip_prefix("tcp:").unwrap().parse().unwrap());
+        let nqn = "nqn.2026-11.io.blockyard:n";
+        let (_admin, controller) = queue(of_admin, nqn, 0, 0xffff);
+        let _io = queue(of_io, nqn, 1, controller);
+        for place in &places {
+            let refused = listeners.unlisten(&devices, place, false).unwrap_err();
+            assert!(matches!(refused, YardError::ListenerUsed { hosts: 1, .. }), "{refused}");
+        }
+        assert_eq!(listeners.unlisten(&devices, &places[1], true).unwrap().hosts, 1);
+    }
+
+    /// The identity of a volume reaches the hosts: they do not take one that was rolled back for
+    /// what they knew.
+    #[test]
+    fn a_host_finds_another_namespace_after_a_rollback() {
+        let place = TempDir::new().unwrap();
+        let path = place.path().join("pool").display().to_string();
+        let devices = devices_with(&format!("volume:///v?size=16M&path={path}"));
+        let listeners = NvmeListeners::default();
+        let address = listeners.listen(&devices, PLACE, false).unwrap().addresses[0].clone();
+        let address = address.strip_prefix("tcp:").unwrap().parse().unwrap();
+        let seen = || {
+            let (mut admin, _) = queue(address, "nqn.2026-11.io.blockyard:v", 0, 0xffff);
+            let list = admin.identify(2, 0, 0).data;
+            let nsid = u32::from_le_bytes(list[..4].try_into().unwrap());
+            let uuid = admin.identify(3, nsid, 0).data[4..20].to_vec();
+            drop(admin);
+            let subsystems = devices.subsystems().unwrap();
+            while subsystems.find_info("v").unwrap().controllers > 0 {
+                std::thread::yield_now();
+            }
+            (nsid, uuid)
+        };
+        let work = |verb: &str| {
+            let request = VolumeRequest { name: "v@a".to_owned(), ..VolumeRequest::default() };
+            devices.work_on_volume(verb, &request).unwrap();
+        };
+        work("snapshot");
+        let first = seen();
+        assert_eq!(seen(), first);
+        work("rollback");
+        let second = seen();
+        // Two numbers are equal by a chance of 1 in 4096.
+        assert_ne!(second.1, first.1);
+        assert!([first.0, second.0].iter().all(|nsid| (1..=4096).contains(nsid)));
+    }
+}

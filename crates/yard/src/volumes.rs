@@ -1019,10 +1019,12 @@ mod tests {
             uri::parse(&format!("volume:///v?size=16M&path={path}")).unwrap()
         };
         let contents = || devices.find("v").unwrap().contents();
-        let work = |verb: &str| {
-            let request = VolumeRequest { name: "v@a".to_owned(), ..VolumeRequest::default() };
+        let ask = |verb: &str, name: &str, size_bytes: Option<u64>| {
+            let (name, force) = (name.to_owned(), size_bytes.is_some());
+            let request = VolumeRequest { name, size_bytes, force, ..VolumeRequest::default() };
             devices.work_on_volume(verb, &request).unwrap();
         };
+        let work = |verb: &str| ask(verb, "v@a", None);
         devices.add(of("pool")).unwrap();
         let first = contents();
         work("snapshot");
@@ -1031,14 +1033,32 @@ mod tests {
         let second = contents();
         work("rollback");
         let third = contents();
-        assert!(first != second && second != third && first != third, "{first} {second} {third}");
+        let seen = [&first, &second, &third].map(|it| it.as_ref().unwrap());
+        assert!(first != second && second != third && first != third, "{seen:?}");
         devices.remove("v", Duration::ZERO).unwrap();
         devices.add(of("pool")).unwrap();
         assert_eq!(contents(), third, "the same after a restart");
         devices.remove("v", Duration::ZERO).unwrap();
+        let mut seen = vec![first, second, third];
+        let mut is_new = |contents| {
+            let is_new = !seen.contains(&contents);
+            seen.push(contents);
+            is_new
+        };
         devices.add(of("other")).unwrap();
-        assert!(![first, second, third].contains(&contents()), "another volume of the name");
+        assert!(is_new(contents()), "another volume of the name");
+        ask("resize", "v", Some(32 << 20));
+        assert!(!is_new(contents()), "it grows");
+        ask("resize", "v", Some(8 << 20));
+        assert!(is_new(contents()), "it was made smaller");
+        // The pool stays open.
+        let path = place.path().join("other").display().to_string();
+        devices.add(uri::parse(&format!("volume:///w?size=16M&path={path}")).unwrap()).unwrap();
+        devices.remove("v", Duration::ZERO).unwrap();
+        ask("destroy", "v", None);
+        devices.add(of("other")).unwrap();
+        assert!(is_new(contents()), "another volume of the name in the same pool");
         let null = devices.add(uri::parse("null:///n?size=1M").unwrap()).unwrap();
-        assert_eq!(null.contents(), "", "the name alone");
+        assert_eq!(null.contents(), None, "the name alone");
     }
 }
