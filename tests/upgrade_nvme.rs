@@ -177,10 +177,12 @@ fn a_volume_keeps_its_data_for_hosts() {
     let volume = format!("volume:///v0?size=64M&path={}", place.file("pool"));
     let mut yard = Upgradable::new(place, &[&[&volume[..]], &NVME[..]].concat());
     let mut host = NvmeHost::connect(addresses(&yard)[0], "nqn.2026-11.io.blockyard:v0", false);
+    // It is derived from the identity of the volume.
+    let nsid = host.remembered.namespaces[0].0;
     for round in 1..=2 {
-        host.write(1, round, round as u8);
+        host.write(nsid, round, round as u8);
         yard.upgrade(&[]);
-        (1..=round).for_each(|at| host.verify(1, at, at as u8));
+        (1..=round).for_each(|at| host.verify(nsid, at, at as u8));
     }
     assert_eq!(host.reconnects, 2);
     yard.end();
