@@ -4,7 +4,7 @@
 use blockyard_volume_format::object::batch::{
     self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT, SUPERBLOCK,
 };
-use blockyard_volume_format::object::local_log::{self, GroupsEnd, LogFile};
+use blockyard_volume_format::object::local_log::{self, GroupsEnd, HEAD_BYTES, LogFile, LogHead};
 use blockyard_volume_format::object::manifest::{LogMark, Manifest, Removal, Replay};
 use blockyard_volume_format::object::table::{self, TableExtent};
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
@@ -28,59 +28,94 @@ pub fn object(bytes: &[u8]) {
     manifest(&mut input);
 }
 
-/// Interprets the bytes as a file of the local log, prints groups with any fields, and cuts and
-/// damages the file.
+/// Interprets the bytes as a file of the local log, prints groups with any fields into a file that
+/// another batch had, and cuts and damages the file.
 ///
 /// # Panics
-/// If an inconsistent file is accepted, a group that was durable is lost without an error, or a
-/// printed file does not give the batch of its records.
+/// If an inconsistent file is accepted, what is no group of the batch is taken for one, a group
+/// that was durable is lost without an error, or a printed file does not give the batch of its
+/// records.
 pub fn local_log(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let header = header(&mut input, ObjectKind::Batch);
-    let id = (header.epoch, header.number);
-    for start in [Vec::new(), local_log::begin(&header)] {
-        if let Ok(Some(file)) = LogFile::parse(&[&start, bytes].concat(), id) {
+    let (id, writer) = ((header.epoch, header.number), Some(header.writer));
+    let before = (input.word(), GroupsEnd { records: 1, payload_bytes: 2 });
+    let head = LogHead { header, before };
+    for start in [Vec::new(), head.print()] {
+        if let Ok(Some(file)) = LogFile::parse(&[&start, bytes].concat(), id, writer) {
             assert_eq!(batch::payload_bytes(&file.records), file.payload.len() as u64);
+            assert!(file.len_bytes + file.torn_bytes <= start.len() + bytes.len());
         }
     }
-    let mut file = local_log::begin(&header);
+    let mut file = head.print();
     let (mut all, mut payload, mut ends) = (Vec::new(), Vec::new(), vec![(file.len(), 0)]);
     for _ in 0..input.below(5) {
-        let records: Vec<BatchRecord> = (0..input.below(4))
-            .map(|_| {
-                let (file, len) = (input.choose(&[0, 7, SUPERBLOCK]), input.below(60) as u32);
-                let write = BatchOperation::Write { offset: 4096, len };
-                let operation = input.choose(&[write, BatchOperation::Clear]);
-                BatchRecord { file, operation }
-            })
-            .collect();
-        let bytes = vec![input.byte(); batch::payload_bytes(&records) as usize];
+        let (records, bytes) = group(&mut input);
         let before = GroupsEnd { records: all.len(), payload_bytes: payload.len() };
-        local_log::append(&mut file, id, before, (&records, &bytes));
+        local_log::append(&mut file, &header, before, (&records, &bytes));
         all.extend(records);
         payload.extend(bytes);
         ends.push((file.len(), all.len()));
     }
-    let whole = LogFile::parse(&file, id)
+    let whole = LogFile::parse(&file, id, writer)
         .expect("groups that were printed are intact")
-        .expect("the header is intact");
+        .expect("the head is intact");
     assert_eq!((&whole.records, &whole.payload, whole.torn_bytes), (&all, &payload, 0));
+    assert_eq!((whole.head, whole.len_bytes), (head, file.len()));
     let found =
         Batch::parse(&whole.batch(LaterBatches::Replayed)).expect("a whole file gives a batch");
     assert_eq!((found.header, found.records), (header, all.clone()));
-    // A write of the last group was interrupted.
+    // A write of the last group was interrupted, and the file ends or had another batch before.
     let len = input.word() as usize % (file.len() + 1);
-    let cut = LogFile::parse(&file[..len], id).expect("a file may end anywhere");
-    let complete = ends.iter().rev().find(|(end, _)| *end <= len).map(|(_, records)| *records);
-    assert_eq!(cut.map(|file| file.records), complete.map(|count| all[..count].to_vec()));
+    for old in [Vec::new(), remains(&mut input, &header)] {
+        // A disk writes the sector with the head as a whole.
+        let rest = if len < HEAD_BYTES { &[] } else { old.get(len..).unwrap_or_default() };
+        let cut = [&file[..len], rest].concat();
+        // The remains can be equal to what was to be written.
+        let is_there = |end: usize| cut.get(..end) == Some(&file[..end]);
+        let complete = ends.iter().rev().find(|(end, _)| is_there(*end)).map(|(_, count)| *count);
+        let cut = LogFile::parse(&cut, id, writer).expect("a file may end anywhere");
+        assert_eq!(cut.map(|file| file.records), complete.map(|count| all[..count].to_vec()));
+    }
     // A group that is damaged before the last one is not lost silently.
     let at = input.word() as usize % file.len();
     file[at] ^= input.byte().max(1);
     let last = ends.len().checked_sub(2).map_or(0, |index| ends[index].0);
-    match LogFile::parse(&file, id) {
+    match LogFile::parse(&file, id, writer) {
         Err(_) => {}
         Ok(found) => assert!(at >= last, "a changed byte {at} is not noticed: {found:?}"),
     }
+}
+
+/// Records of a group, and their payload.
+fn group(input: &mut Input<'_>) -> (Vec<BatchRecord>, Vec<u8>) {
+    let records: Vec<BatchRecord> = (0..input.below(4))
+        .map(|_| {
+            let (file, len) = (input.choose(&[0, 7, SUPERBLOCK]), input.below(60) as u32);
+            let write = BatchOperation::Write { offset: 4096, len };
+            let operation = input.choose(&[write, BatchOperation::Clear]);
+            BatchRecord { file, operation }
+        })
+        .collect();
+    let payload = vec![input.byte(); batch::payload_bytes(&records) as usize];
+    (records, payload)
+}
+
+/// What is in a file before the batch gets it: an earlier batch of the same opener, or what a
+/// client that does not know the number of the opener lets it look like.
+fn remains(input: &mut Input<'_>, header: &ObjectHeader) -> Vec<u8> {
+    let mut other = *header;
+    match input.below(2) {
+        0 => other.number = other.number.wrapping_sub(1),
+        _ => other.writer[0] ^= input.byte().max(1),
+    }
+    let before = GroupsEnd { records: input.below(5) as usize, payload_bytes: 0 };
+    let mut bytes = vec![0; HEAD_BYTES];
+    for _ in 0..input.below(5) {
+        let (records, payload) = group(input);
+        local_log::append(&mut bytes, &other, before, (&records, &payload));
+    }
+    bytes
 }
 
 fn header(input: &mut Input<'_>, kind: ObjectKind) -> ObjectHeader {

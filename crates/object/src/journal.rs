@@ -50,7 +50,7 @@ use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
-use crate::local_log::{LocalLog, LogGroup};
+use crate::local_log::LocalLog;
 use crate::object_reader::{ObjectReader, ReadError};
 use crate::read_ahead::{Fetches, ReadStreams};
 use crate::recovery;
@@ -318,27 +318,23 @@ impl State {
         self.uploads_bytes + open_bytes
     }
 
-    /// What the batches got that the local log does not have: its end is `end`.
-    fn groups_after(&self, end: (u64, GroupsEnd)) -> Vec<LogGroup> {
-        let first = end.0.max(self.acknowledged);
-        let mut groups = Vec::new();
-        for number in first..=self.open_number() {
-            let before = if number == end.0 { end.1 } else { GroupsEnd::default() };
-            let index = (number - self.acknowledged) as usize;
-            let upload = self.uploads.get(index);
-            let records = upload.map_or(&self.open.records, |upload| &upload.records);
-            let records = records[before.records..].to_vec();
-            let from = PAYLOAD_AT + before.payload_bytes;
-            let range = from..from + payload_bytes(&records) as usize;
-            let payload = match upload {
-                Some(upload) => upload.bytes.slice(range),
-                None => Bytes::copy_from_slice(&self.open.bytes[range]),
+    /// Adds to the local log what the batches got that it does not have.
+    fn add_groups(&self, log: &mut LocalLog) {
+        let (logged, end) = log.end;
+        for number in logged.max(self.acknowledged)..=self.open_number() {
+            let before = if number == logged { end } else { GroupsEnd::default() };
+            let upload = self.uploads.get((number - self.acknowledged) as usize);
+            let (bytes, records) = match upload {
+                Some(upload) => (&upload.bytes[..], &upload.records),
+                None => (&self.open.bytes[..], &self.open.records),
             };
+            let records = &records[before.records..];
+            let from = PAYLOAD_AT + before.payload_bytes;
+            let payload = &bytes[from..from + payload_bytes(records) as usize];
             if !records.is_empty() {
-                groups.push(LogGroup { number, before, records, payload });
+                log.add(number, before, (records, payload));
             }
         }
-        groups
     }
 
     /// Acknowledges the oldest batches if they are there.
@@ -527,7 +523,9 @@ impl Journal {
         }
         if let Some((log, _)) = &self.log {
             let acknowledged = self.state().acknowledged;
-            log.lock().unwrap_or_else(PoisonError::into_inner).remove_below(acknowledged);
+            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            log.remove_below(acknowledged);
+            log.remove_spares();
         }
     }
 
@@ -714,12 +712,12 @@ impl Journal {
     ) -> SyncPoint {
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
-        let groups = state.groups_after(log.end);
+        state.add_groups(&mut log);
         let batches = state.open_number() + u64::from(!state.open.records.is_empty());
         let acknowledged = state.acknowledged;
         drop(state);
         log.remove_below(acknowledged);
-        let is_logged = log.append(&groups, &self.title);
+        let is_logged = log.write(&self.title);
         drop(log);
         let now = self.now();
         let mut state = self.state();

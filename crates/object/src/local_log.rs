@@ -2,7 +2,9 @@
 //!
 //! A sync of a pool that is open with `ack=local` appends to the file of each batch what the batch
 //! got since the sync before ([`format`](blockyard_volume_format::object::local_log)), and syncs
-//! the file. The file is removed when the object store has the batch and all batches before it.
+//! the file. When the object store has the batch and all batches before it, the file becomes a
+//! *spare*, which a later batch uses again, or is removed. A sync of a file whose blocks were
+//! written before changes nothing but its data: the file system has no journal to write.
 //!
 //! If the process ends before, the files stay. The next opening on this machine creates the batches
 //! in the object store, under their names, before it takes a new epoch ([`upload_left`]). If
@@ -10,13 +12,18 @@
 //!
 //! # Invariants
 //!
-//! 1. A file is written and synced, and its name too, before the next file is made. So an intact
-//!    group proves that everything before it was durable.
+//! 1. The name of a file is durable before anything is written into the file, and all of its groups
+//!    are synced before the next file is made. So an intact group proves that everything before it
+//!    was durable, and the head of a file says where the file before it ends.
 //! 2. All batches of the epoch before the first file are in the object store.
 //! 3. After an error nothing is appended any more. From then on syncs wait for the object store.
+//! 4. A file is only used again by the opener that made it, for a later batch. An opening removes
+//!    the spares of earlier ones.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::mem::take;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +32,9 @@ use blockyard_os::{AtomicFile, Replace};
 use blockyard_store::StoreError;
 use blockyard_store::remote::LostWrites;
 use blockyard_volume_format::object::batch::{BatchRecord, LaterBatches};
-use blockyard_volume_format::object::local_log::{self as format, GroupsEnd, LogFile};
+use blockyard_volume_format::object::local_log::{
+    self as format, GroupsEnd, HEAD_BYTES, LogFile, LogHead,
+};
 use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
@@ -36,25 +45,24 @@ use crate::client::{Created, ObjectClient};
 /// What the name of a file begins with whose batch is lost.
 const LOST: &str = "lost-";
 
+/// What the name of a spare begins with.
+const SPARE: &str = "spare-";
+
+/// Most spares. The number of batches that are being uploaded changes by a few.
+const SPARES_MAX: usize = 4;
+
+/// Most bytes of memory that the groups keep from one sync to the next. A sync with more is rare.
+const KEPT_BYTES: usize = 1 << 20;
+
 /// What a batch got since its group before.
 #[derive(Debug)]
-pub(crate) struct LogGroup {
+struct LogGroup {
     /// The number of the batch.
-    pub(crate) number: u64,
-    /// What the groups of the batch before have.
-    pub(crate) before: GroupsEnd,
-    pub(crate) records: Vec<BatchRecord>,
-    pub(crate) payload: Bytes,
-}
-
-impl LogGroup {
+    number: u64,
     /// What the groups of the batch have with this one.
-    pub(crate) fn end(&self) -> GroupsEnd {
-        GroupsEnd {
-            records: self.before.records + self.records.len(),
-            payload_bytes: self.before.payload_bytes + self.payload.len(),
-        }
-    }
+    end: GroupsEnd,
+    /// The place of its bytes in [`LocalLog::bytes`].
+    range: Range<usize>,
 }
 
 /// The log of an open pool.
@@ -67,8 +75,13 @@ pub(crate) struct LocalLog {
     last: Option<OpenFile>,
     /// How far the batches are in the log: the number of a batch, and what its groups have.
     pub(crate) end: (u64, GroupsEnd),
+    /// The groups that were added and not written yet.
+    groups: Vec<LogGroup>,
+    bytes: Vec<u8>,
     /// Batches below this number have no file.
     removed: u64,
+    /// The number of spares, which are numbered from 0.
+    spares: usize,
     has_failed: bool,
 }
 
@@ -76,30 +89,70 @@ pub(crate) struct LocalLog {
 struct OpenFile {
     number: u64,
     file: File,
-    bytes: u64,
+    /// The bytes of its head and groups.
+    len_bytes: u64,
 }
 
 impl LocalLog {
-    /// The log of an opener in a directory without files of earlier ones.
-    pub(crate) fn new(directory: &Path, header: ObjectHeader) -> LocalLog {
-        LocalLog {
+    /// The log of an opener in a directory without files of earlier ones. Makes a spare for batches
+    /// of this length.
+    pub(crate) fn new(directory: &Path, header: ObjectHeader, batch_bytes: usize) -> LocalLog {
+        let mut log = LocalLog {
             directory: directory.to_owned(),
             header,
             last: None,
             end: (0, GroupsEnd::default()),
+            groups: Vec::new(),
+            bytes: Vec::new(),
             removed: 0,
+            spares: 0,
             has_failed: false,
+        };
+        // The heads of groups and the last write of a batch come on top.
+        match make_spare(&spare(directory, 0), batch_bytes + batch_bytes / 8) {
+            Ok(()) => log.spares = 1,
+            Err(error) => {
+                remove_spares(directory);
+                tracing::warn!(
+                    "cannot prepare a file of the local log in `{}`: {error}; syncs take longer \
+                     until the first batches are uploaded",
+                    directory.display()
+                );
+            }
         }
+        log
     }
 
-    /// Makes groups durable. Returns whether they are.
-    pub(crate) fn append(&mut self, groups: &[LogGroup], title: &str) -> bool {
+    /// Adds a group to those that [`LocalLog::write`] writes: `records` of a batch with their
+    /// payload, after those of `before`.
+    pub(crate) fn add(
+        &mut self,
+        number: u64,
+        before: GroupsEnd,
+        (records, payload): (&[BatchRecord], &[u8]),
+    ) {
+        if self.has_failed {
+            return;
+        }
+        let header = ObjectHeader { number, ..self.header };
+        let at = self.bytes.len();
+        format::append(&mut self.bytes, &header, before, (records, payload));
+        let end = GroupsEnd {
+            records: before.records + records.len(),
+            payload_bytes: before.payload_bytes + payload.len(),
+        };
+        self.groups.push(LogGroup { number, end, range: at..self.bytes.len() });
+    }
+
+    /// Makes the groups that were added durable. Returns whether they are.
+    pub(crate) fn write(&mut self, title: &str) -> bool {
+        let (groups, mut bytes) = (take(&mut self.groups), take(&mut self.bytes));
         for group in groups {
             if self.has_failed {
                 break;
             }
-            match self.append_group(group) {
-                Ok(()) => self.end = (group.number, group.end()),
+            match self.write_group(group.number, &bytes[group.range]) {
+                Ok(()) => self.end = (group.number, group.end),
                 Err(error) => {
                     self.has_failed = true;
                     tracing::error!(
@@ -110,41 +163,93 @@ impl LocalLog {
                 }
             }
         }
+        bytes.clear();
+        bytes.shrink_to(KEPT_BYTES);
+        self.bytes = bytes;
         !self.has_failed
     }
 
-    fn append_group(&mut self, group: &LogGroup) -> io::Result<()> {
-        let id = (self.header.epoch, group.number);
-        let (mut bytes, mut open) = match self.last.take() {
-            Some(open) if open.number == group.number => (Vec::new(), open),
-            _ => {
-                let path = self.directory.join(format::name(id.0, id.1));
-                let file = owner_only::make_options().create_new(true).open(path)?;
-                let bytes = format::begin(&ObjectHeader { number: group.number, ..self.header });
-                (bytes, OpenFile { number: group.number, file, bytes: 0 })
-            }
+    fn write_group(&mut self, number: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut open = match self.last.take() {
+            Some(open) if open.number == number => open,
+            _ => self.begin_file(number)?,
         };
-        format::append(&mut bytes, id, group.before, (&group.records, &group.payload));
-        open.file.write_all_at(&bytes, open.bytes)?;
+        open.file.write_all_at(bytes, open.len_bytes)?;
         open.file.sync_data()?;
-        if open.bytes == 0 {
-            owner_only::sync_directory(&self.directory)?;
-        }
-        open.bytes += bytes.len() as u64;
+        open.len_bytes += bytes.len() as u64;
         self.last = Some(open);
         Ok(())
     }
 
-    /// Removes the files of batches below a number, which the object store has.
+    /// Begins the file of a batch: a spare if there is one.
+    fn begin_file(&mut self, number: u64) -> io::Result<OpenFile> {
+        let path = self.directory.join(format::name(self.header.epoch, number));
+        let file = match self.use_spare(&path)? {
+            Some(file) => file,
+            None => owner_only::make_options().create_new(true).open(&path)?,
+        };
+        owner_only::sync_directory(&self.directory)?;
+        let header = ObjectHeader { number, ..self.header };
+        let head = LogHead { header, before: self.end }.print();
+        file.write_all_at(&head, 0)?;
+        Ok(OpenFile { number, file, len_bytes: head.len() as u64 })
+    }
+
+    /// Gives a spare this name, if there is one.
+    fn use_spare(&mut self, path: &Path) -> io::Result<Option<File>> {
+        let Some(last) = self.spares.checked_sub(1) else { return Ok(None) };
+        if path.try_exists()? {
+            return Err(ErrorKind::AlreadyExists.into());
+        }
+        self.spares = last;
+        match std::fs::rename(spare(&self.directory, last), path) {
+            // Another program has removed it.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            renamed => renamed.and_then(|()| File::options().write(true).open(path)).map(Some),
+        }
+    }
+
+    /// Removes the files of batches below a number, which the object store has, or makes them
+    /// spares.
     pub(crate) fn remove_below(&mut self, number: u64) {
         while self.removed < number {
             let path = self.directory.join(format::name(self.header.epoch, self.removed));
-            // Not every batch has a file. A file that stays is tried again with the next one.
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => break,
-                _ => self.removed += 1,
+            let is_wanted = self.spares < SPARES_MAX && !self.has_failed;
+            let spare = spare(&self.directory, self.spares);
+            if is_wanted && std::fs::rename(&path, spare).is_ok() {
+                self.spares += 1;
+            } else if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != ErrorKind::NotFound
+            {
+                // Not every batch has a file. A file that stays is tried again with the next one.
+                break;
             }
+            self.removed += 1;
         }
+    }
+
+    /// Removes the spares: the pool is closed.
+    pub(crate) fn remove_spares(&mut self) {
+        remove_spares(&self.directory);
+        self.spares = 0;
+    }
+}
+
+fn spare(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("{SPARE}{number}"))
+}
+
+/// Makes a file of zeros whose blocks are written.
+fn make_spare(path: &Path, len_bytes: usize) -> io::Result<()> {
+    let mut file = owner_only::make_options().truncate(true).open(path)?;
+    io::copy(&mut io::repeat(0).take(len_bytes as u64), &mut file)?;
+    file.sync_data()
+}
+
+/// Removes the spares in a directory. One that cannot be removed takes space, and nothing else.
+pub(crate) fn remove_spares(directory: &Path) {
+    for number in 0..SPARES_MAX {
+        _ = std::fs::remove_file(spare(directory, number));
     }
 }
 
@@ -234,14 +339,15 @@ pub(crate) fn left_after(
     let files: Vec<(u64, u64)> =
         files.into_iter().filter(|file| file.0 == epoch && file.1 >= first).collect();
     let place = LogPlace { manifest, directory, epoch };
-    place.check_writer(&files.iter().map(|file| file.1).collect::<Vec<u64>>())?;
+    let numbers: Vec<u64> = files.iter().map(|file| file.1).collect();
+    let writer = place.check_writer(&numbers)?;
     let mut batches = Vec::new();
-    for (index, (_, number)) in files.iter().enumerate() {
-        if *number != first + index as u64 {
+    for (index, number) in numbers.iter().copied().enumerate() {
+        if number != first + index as u64 {
             return Err(place.damaged(first + index as u64, "is missing"));
         }
-        if let Some(file) = place.read(*number, index + 1 == files.len())? {
-            batches.push((*number, file.batch(LaterBatches::Ignored).into()));
+        if let Some((file, _)) = place.read(number, &numbers[index + 1..], writer)? {
+            batches.push((number, file.batch(LaterBatches::Ignored).into()));
         }
     }
     Ok(batches)
@@ -291,35 +397,78 @@ impl LogPlace<'_> {
         self.directory.join(format::name(self.epoch, number))
     }
 
-    /// The opener of the log, as the first intact header names it. If the epoch is the newest one,
+    /// The opener of the log, as the first intact head names it. If the epoch is the newest one,
     /// the manifest names its opener, too.
     fn check_writer(&self, numbers: &[u64]) -> Result<Option<WriterId>, BucketError> {
+        let is_newest = self.epoch == self.manifest.epoch;
         for number in numbers {
-            let bytes = std::fs::read(self.path(*number)).map_err(failed(self.directory))?;
-            if let Ok((header, _)) = ObjectHeader::parse_as(&bytes, ObjectKind::LocalLog) {
-                let is_newest = self.epoch == self.manifest.epoch;
+            if let Some(LogHead { header, .. }) = self.head(*number)? {
                 return match is_newest && header.writer != self.manifest.writer {
                     true => Err(self.foreign(*number)),
                     false => Ok(Some(header.writer)),
                 };
             }
         }
-        Ok(None)
+        Ok(is_newest.then_some(self.manifest.writer))
     }
 
-    /// The file of a batch that the object store lacks; `None` if nothing of it was durable.
-    fn read(&self, number: u64, is_last: bool) -> Result<Option<LogFile>, BucketError> {
+    /// The head of the file of a batch; `None` if it is not intact, or that of another batch.
+    fn head(&self, number: u64) -> Result<Option<LogHead>, BucketError> {
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
+        let read = File::open(self.path(number))
+            .and_then(|file| file.take(HEAD_BYTES as u64).read_to_end(&mut bytes));
+        read.map_err(failed(self.directory))?;
+        let id = (self.epoch, number);
+        Ok(LogHead::parse(&bytes).ok().filter(|it| (it.header.epoch, it.header.number) == id))
+    }
+
+    /// The file of a batch, and the bytes in it that are of no use. `None` if nothing of it was
+    /// durable.
+    fn parse(
+        &self,
+        number: u64,
+        writer: Option<WriterId>,
+    ) -> Result<(Option<LogFile>, usize), BucketError> {
         let bytes = std::fs::read(self.path(number)).map_err(failed(self.directory))?;
-        let file = LogFile::parse(&bytes, (self.epoch, number));
+        let file = LogFile::parse(&bytes, (self.epoch, number), writer);
         let file = file.map_err(|error| self.damaged(number, &error.to_string()))?;
-        if file.as_ref().is_some_and(|file| file.header.pool != self.manifest.mark()) {
+        if file.as_ref().is_some_and(|file| file.head.header.pool != self.manifest.mark()) {
             return Err(self.damaged(number, "belongs to another pool"));
         }
-        let torn_bytes = file.as_ref().map_or(bytes.len(), |file| file.torn_bytes);
-        if (torn_bytes > 0 || file.is_none()) && !is_last {
-            return Err(self.damaged(number, "is damaged at its end, and a later file is there"));
-        }
-        if torn_bytes > 0 {
+        let torn_bytes = match &file {
+            Some(file) => file.torn_bytes,
+            None if LogHead::parse(&bytes).is_ok() => 0,
+            None if bytes.iter().take(HEAD_BYTES).all(|byte| *byte == 0) => 0,
+            None => bytes.len(),
+        };
+        Ok((file, torn_bytes))
+    }
+
+    /// The file of a batch that the object store lacks, and what its batch says of later ones;
+    /// `None` if nothing of it was durable. `later` are the files after it. Each of them was begun
+    /// when all of the file before it was durable.
+    fn read(
+        &self,
+        number: u64,
+        later: &[u64],
+        writer: Option<WriterId>,
+    ) -> Result<Option<(LogFile, LaterBatches)>, BucketError> {
+        let (file, torn_bytes) = self.parse(number, writer)?;
+        let is_last = match *later {
+            [] => true,
+            [last] => file.is_some() && self.parse(last, writer)?.0.is_none(),
+            _ => false,
+        };
+        if !is_last {
+            let Some(LogHead { before, .. }) = self.head(later[0])? else {
+                return Err(self.damaged(later[0], "is damaged at its beginning"));
+            };
+            if file.as_ref().is_none_or(|file| (number, file.end()) != before) {
+                return Err(
+                    self.damaged(number, "is damaged at its end, and a later file is there")
+                );
+            }
+        } else if torn_bytes > 0 {
             // Nothing tells a write that was interrupted from damage of the last one.
             tracing::warn!(
                 "`{}`: {torn_bytes} bytes at the end of the local log are not used: a write that \
@@ -327,7 +476,10 @@ impl LogPlace<'_> {
                 self.path(number).display()
             );
         }
-        Ok(file.filter(|file| !file.records.is_empty()))
+        // The last file may lack what its batch got after the last sync. A later batch of the ended
+        // process may still arrive, and must not be replayed without that.
+        let replayed = if is_last { LaterBatches::Ignored } else { LaterBatches::Replayed };
+        Ok(file.filter(|file| !file.records.is_empty()).map(|file| (file, replayed)))
     }
 
     /// The error for the log of an opener of a copy of the pool.
@@ -388,14 +540,11 @@ impl Left<'_> {
                 }
             }
             expected = number + 1;
-            let is_last = index + 1 == numbers.len();
             let mut found = self.find(number, writer).await?;
             if let ObjectFound::None = found
-                && let Some(file) = self.place.read(number, is_last)?
+                && let Some((file, later)) =
+                    self.place.read(number, &numbers[index + 1..], writer)?
             {
-                // The file of the last batch may lack what followed the last sync. A later batch of
-                // the ended process may still arrive, and must not be replayed without that.
-                let later = if is_last { LaterBatches::Ignored } else { LaterBatches::Replayed };
                 found = self.create_batch(number, (file.batch(later).into(), writer)).await?;
             }
             if let ObjectFound::Seal = found {
@@ -474,14 +623,22 @@ impl Left<'_> {
     /// renamed last, so that a repetition after a crash finds the seal at its number.
     fn set_aside(&self, lost: &[u64]) -> Result<(), BucketError> {
         let (mut batches, mut bytes) = (0, 0);
+        let writer = self.place.check_writer(lost).unwrap_or_default();
         for number in lost {
-            let contents = std::fs::read(self.place.path(*number));
-            let contents = contents.map_err(failed(self.place.directory))?;
-            if let Ok(file) = LogFile::parse(&contents, (self.place.epoch, *number)) {
-                batches += u64::from(file.as_ref().is_some_and(|file| !file.records.is_empty()));
-                bytes += file.map_or(0, |file| file.payload.len());
-            } else {
-                batches += 1;
+            let path = self.place.path(*number);
+            let contents = std::fs::read(&path).map_err(failed(self.place.directory))?;
+            match LogFile::parse(&contents, (self.place.epoch, *number), writer) {
+                Ok(Some(file)) => {
+                    batches += u64::from(!file.records.is_empty());
+                    bytes += file.payload.len();
+                    // What an earlier batch has left in the file is not lost.
+                    let used_bytes = (file.len_bytes + file.torn_bytes) as u64;
+                    let open = File::options().write(true).open(&path);
+                    let cut = open.and_then(|file| file.set_len(used_bytes));
+                    cut.map_err(failed(self.place.directory))?;
+                }
+                Ok(None) => {}
+                Err(_) => batches += 1,
             }
         }
         if batches > 0 {

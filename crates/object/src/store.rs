@@ -332,6 +332,7 @@ impl BucketStore {
         if let Some(directory) = request.log {
             local_log::make_directory(directory)?;
             runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
+            local_log::remove_spares(directory);
             own.earlier = local_log::identities(directory)?;
             let openers = [&own.earlier[..], &[writer]].concat();
             local_log::set_identities(directory, &openers)?;
@@ -342,7 +343,8 @@ impl BucketStore {
             // The longer list does no harm.
             _ = local_log::set_identities(directory, &[writer]);
         }
-        let log = request.log.map(|directory| LocalLog::new(directory, state.header));
+        let log = request.log.filter(|_| settings.local.is_some());
+        let log = log.map(|it| LocalLog::new(it, state.header, settings.batch_bytes));
         let mut store = BucketStore::of(client, settings, (cache, log), state, runtime, &lease);
         store.writes = true;
         if let Some(keeping) = lease.keeping {

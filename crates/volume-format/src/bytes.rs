@@ -9,6 +9,13 @@ pub fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
+/// CRC-64/NVMe of parts that follow each other.
+pub(super) fn crc_of(parts: &[&[u8]]) -> u64 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    parts.iter().for_each(|part| digest.update(part));
+    digest.finalize()
+}
+
 /// The 32-bit number at an offset.
 ///
 /// # Panics
@@ -139,6 +146,7 @@ mod tests {
     fn the_checksum_is_the_one_that_it_says() {
         // The check value of CRC-64/NVME in the catalogue of parametrised CRC algorithms.
         assert_eq!(crc(b"123456789"), 0xae8b_1486_0a79_9888);
+        assert_eq!(crc_of(&[b"1234", b"", b"56789"]), 0xae8b_1486_0a79_9888);
     }
 
     #[test]

@@ -74,10 +74,11 @@ impl ObjectKind {
     }
 
     /// The version of the objects of this kind that this program writes, and the only one that it
-    /// reads. A lease of version 1 did not have its length.
+    /// reads. A lease of version 1 did not have its length. A file of the local log of version 1
+    /// ended with its last group.
     pub fn version(self) -> u16 {
         match self {
-            ObjectKind::Lease => 2,
+            ObjectKind::Lease | ObjectKind::LocalLog => 2,
             _ => 1,
         }
     }

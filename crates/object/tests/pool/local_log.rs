@@ -1,6 +1,7 @@
 //! The files of the local log: when they are made and removed, their limits, and what an opener
 //! says of files that are torn, damaged, missing or of another pool.
 
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +15,7 @@ use blockyard_volume_format::object::ObjectId;
 use blockyard_volume_format::object::batch::{
     self, Batch, BatchOperation, BatchRecord, LaterBatches, PAYLOAD_AT,
 };
-use blockyard_volume_format::object::local_log::LogFile;
+use blockyard_volume_format::object::local_log::{HEAD_BYTES, LogFile, parse_name};
 use blockyard_volume_format::object::manifest::Manifest;
 use blockyard_volume_format::segment_name;
 use object_store::memory::InMemory;
@@ -77,9 +78,26 @@ impl Place {
         let entries = std::fs::read_dir(self.log()).unwrap();
         let mut names: Vec<String> =
             entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
-        names.retain(|name| name != "id");
+        names.retain(|name| name != "id" && !name.starts_with("spare-"));
         names.sort();
         names
+    }
+
+    /// The spares: their names, and the numbers of their inodes.
+    fn spares(&self) -> Vec<(String, u64)> {
+        let entries = std::fs::read_dir(self.log()).unwrap().map(Result::unwrap);
+        let named = entries.map(|it| (it.file_name().into_string().unwrap(), it.ino()));
+        let mut spares: Vec<(String, u64)> =
+            named.filter(|(name, _)| name.starts_with("spare-")).collect();
+        spares.sort();
+        spares
+    }
+
+    /// The number of the inode of the only file.
+    fn inode(&self) -> u64 {
+        let files = self.files();
+        assert_eq!(files.len(), 1, "{files:?}");
+        self.log().join(&files[0]).metadata().unwrap().ino()
     }
 }
 
@@ -147,9 +165,102 @@ fn files_are_private() {
     use std::os::unix::fs::PermissionsExt;
     let (store, place) = (with_superblock(), Place::new());
     let pool = place.open(&store);
+    for number in 0..3 {
+        write(&pool, 0, number).unwrap();
+        for entry in std::fs::read_dir(place.log()).unwrap().map(Result::unwrap) {
+            let mode = entry.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{entry:?}");
+        }
+        place.pass(limits().upload_delay * 2);
+    }
+}
+
+/// The file of a batch that the object store has is used again for a later one, so that syncs do
+/// not change its length.
+#[test]
+fn files_are_used_again() {
+    let (store, place) = (with_superblock(), Place::new());
+    std::fs::write(place.log().join("spare-3"), "of an earlier opener").unwrap();
+    let local = Some(LocalAcknowledgement { lag_bytes_max: 1 << 20, ..closing().local.unwrap() });
+    let settings = BucketSettings { local, ..closing() };
+    let pool = place.open_with(&Connection::new(&store), settings).unwrap();
+    let spares = place.spares();
+    assert_eq!(spares.len(), 1, "{spares:?}");
+    let first = spares[0].1;
+    for number in 0..10 {
+        for _ in 0..5 {
+            write(&pool, 0, number).unwrap();
+            assert_eq!((place.inode(), place.spares().len()), (first, 0));
+        }
+        place.pass(limits().upload_delay * 2);
+        assert_eq!((place.files().len(), place.spares()), (0, spares.clone()));
+    }
+    // Batches that are uploaded together leave a few spares.
+    for number in 0..100 {
+        write(&pool, 0, number).unwrap();
+    }
+    assert!(place.files().len() > 5, "{:?}", place.files());
+    place.pass(limits().upload_delay * 2);
+    let spares = place.spares();
+    assert_eq!((place.files().len(), spares.len()), (0, 4));
     write(&pool, 0, 1).unwrap();
-    let file = place.log().join(&place.files()[0]);
-    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(spares.iter().any(|(_, inode)| *inode == place.inode()));
+    // One that is missing is not needed.
+    for (name, _) in place.spares() {
+        std::fs::remove_file(place.log().join(name)).unwrap();
+    }
+    place.pass(limits().upload_delay * 2);
+    (0..40).for_each(|number| write(&pool, 0, number).unwrap());
+    assert!(!pool.upload_status().has_log_failed);
+    drop(pool);
+    assert_eq!((place.files().len(), place.spares()), (0, vec![]));
+}
+
+/// A disk can be too full for a spare.
+#[test]
+fn a_log_without_spares_works() {
+    let (store, place) = (with_superblock(), Place::new());
+    for number in 0..4 {
+        let blocked = place.log().join(format!("spare-{number}"));
+        std::fs::create_dir_all(blocked.join("not empty")).unwrap();
+    }
+    let connection = Connection::new(&store);
+    let pool = place.open_with(&connection, settings()).unwrap();
+    for number in 0..5 {
+        let before = connection.plan().requests;
+        write(&pool, 0, number).unwrap();
+        assert_eq!(connection.plan().requests, before, "a sync sends a request");
+        assert_eq!(place.files().len(), 1);
+        place.pass(limits().upload_delay * 2);
+        assert_eq!(place.files(), [""; 0]);
+    }
+    write(&pool, 0, 9).unwrap();
+    let expected = segments(&pool);
+    drop(pool);
+    assert_eq!(segments(&place.open(&store)), expected);
+}
+
+/// The machine stops while the file of the last batch is one that an earlier batch had.
+#[test]
+fn a_log_in_a_file_that_is_used_again_is_recovered() {
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open(&store);
+    place.pass(Duration::from_secs(1));
+    // Batches of different lengths, the longest first.
+    for count in (0..8).rev() {
+        (0..=count).for_each(|number| write(&pool, 0, number).unwrap());
+        let (expected, kept) = (segments(&pool), Place::new());
+        let name = &place.files()[0];
+        let bytes = std::fs::read(place.log().join(name)).unwrap();
+        let file = LogFile::parse(&bytes, id_of(name), None).unwrap().unwrap();
+        assert_eq!((file.records.len(), file.torn_bytes), (usize::from(count) + 1, 0));
+        let is_used_again = bytes[file.len_bytes..].iter().any(|byte| *byte != 0);
+        assert_eq!(is_used_again, count < 7, "{count}");
+        std::fs::write(kept.log().join(name), bytes).unwrap();
+        let copy = Arc::new(store.fork());
+        assert_eq!(segments(&kept.open(&copy)), expected);
+        place.pass(limits().upload_delay * 2);
+    }
 }
 
 #[test]
@@ -270,20 +381,67 @@ fn a_log_that_ends_anywhere_has_a_prefix() {
     let files = first.files();
     let last = files.last().unwrap();
     let whole = std::fs::read(first.log().join(last)).unwrap();
-    let mut found = Vec::new();
-    for len in (0..=whole.len()).step_by(61).chain([whole.len()]) {
-        let (store, place) = (Arc::new(origin.fork()), Place::new());
+    // The file can be new, or one that an earlier batch had.
+    let used = std::fs::read(first.log().join(&files[0])).unwrap();
+    assert!(used.len() > whole.len());
+    for remains in [&[] as &[u8], &used[..]] {
+        let mut found = Vec::new();
+        for len in (0..=whole.len()).step_by(61).chain([whole.len()]) {
+            let (store, place) = (Arc::new(origin.fork()), Place::new());
+            for name in &files {
+                std::fs::copy(first.log().join(name), place.log().join(name)).unwrap();
+            }
+            let bytes = [&whole[..len], remains.get(len..).unwrap_or_default()].concat();
+            std::fs::write(place.log().join(last), bytes).unwrap();
+            let contents = segments(&place.open(&store));
+            let at = after.iter().position(|it| *it == contents);
+            found.push(at.unwrap_or_else(|| panic!("{len} bytes of the last file give no prefix")));
+        }
+        assert!(found.is_sorted(), "{found:?}");
+        found.dedup();
+        assert!(found.len() > 4 && found.last() == Some(&(after.len() - 1)), "{found:?}");
+    }
+}
+
+/// The power was cut between the renaming of a spare and the sync of its first group: the name of
+/// the next batch has zeros, or an earlier batch.
+#[test]
+fn a_file_of_which_nothing_was_durable_has_nothing() {
+    let (origin, first) = (with_superblock(), Place::new());
+    let after = stopped(&origin, &first);
+    let files = first.files();
+    let (epoch, number) = id_of(files.last().unwrap());
+    let name = |number| format!("{epoch:016x}-{number:016x}");
+    let used = std::fs::read(first.log().join(&files[0])).unwrap();
+    let place_with = |next: &[u8]| {
+        let place = Place::new();
         for name in &files {
             std::fs::copy(first.log().join(name), place.log().join(name)).unwrap();
         }
-        std::fs::write(place.log().join(last), &whole[..len]).unwrap();
-        let contents = segments(&place.open(&store));
-        let at = after.iter().position(|it| *it == contents);
-        found.push(at.unwrap_or_else(|| panic!("{len} bytes of the last file give no prefix")));
+        std::fs::write(place.log().join(name(number + 1)), next).unwrap();
+        place
+    };
+    let open = |place: &Place| {
+        let store = Arc::new(origin.fork());
+        place.open_with(&Connection::new(&store), settings())
+    };
+    for next in [&[] as &[u8], &[0; 9000], &used[..HEAD_BYTES - 1], &used[..]] {
+        let place = place_with(next);
+        assert_eq!(segments(&open(&place).unwrap()), after[after.len() - 1]);
+        assert_eq!(place.files(), [""; 0]);
+        // A later file says that it had something.
+        let place = place_with(next);
+        let later = std::fs::read(place.log().join(&files[0])).unwrap();
+        std::fs::write(place.log().join(name(number + 2)), later).unwrap();
+        let error = open(&place).unwrap_err().to_string();
+        assert!(error.contains("is damaged") && error.contains(&name(number + 1)), "{error}");
     }
-    assert!(found.is_sorted(), "{found:?}");
-    found.dedup();
-    assert!(found.len() > 4 && found.last() == Some(&(after.len() - 1)), "{found:?}");
+    // Only files of earlier batches of the opener become spares.
+    let file = LogFile::parse(&used, id_of(&files[0]), None).unwrap().unwrap();
+    let mut head = file.head;
+    head.header.number = number + 2;
+    let error = open(&place_with(&head.print())).unwrap_err().to_string();
+    assert!(error.contains("has number = "), "{error}");
 }
 
 #[test]
@@ -303,12 +461,30 @@ fn a_damaged_or_missing_file_and_one_of_another_pool_are_refused_by_name() {
     bad[200] ^= 1;
     std::fs::write(&path, bad).unwrap();
     refused("is damaged");
-    std::fs::write(&path, &intact[..intact.len() - 1]).unwrap();
-    refused("is damaged at its end, and a later file is there");
-    let mut other = LogFile::parse(&intact, id_of(&files[0])).unwrap().unwrap().header;
-    other.pool ^= 1;
-    let begin = blockyard_volume_format::object::local_log::begin(&other);
-    std::fs::write(&path, [&begin, &intact[begin.len()..]].concat()).unwrap();
+    let file = LogFile::parse(&intact, id_of(&files[0]), None).unwrap().unwrap();
+    // The last groups are missing: the file ends, or has what was in it before.
+    for end in [HEAD_BYTES, file.len_bytes / 2, file.len_bytes - 1] {
+        std::fs::write(&path, &intact[..end]).unwrap();
+        refused("is damaged at its end, and a later file is there");
+        for byte in [0, 7] {
+            let mut bad = intact.clone();
+            bad[end..].fill(byte);
+            std::fs::write(&path, bad).unwrap();
+            refused("is damaged at its end, and a later file is there");
+        }
+    }
+    std::fs::write(&path, [&[0; 512], &intact[512..]].concat()).unwrap();
+    refused("expected its magic number");
+    let second = place.log().join(&files[1]);
+    let next = std::fs::read(&second).unwrap();
+    std::fs::write(&path, &intact).unwrap();
+    std::fs::write(&second, [&[0; HEAD_BYTES], &next[HEAD_BYTES..]].concat()).unwrap();
+    let error = place.open_with(&Connection::new(&store), settings()).unwrap_err().to_string();
+    assert!(error.contains(&files[1]) && error.contains("expected its magic number"), "{error}");
+    std::fs::write(&second, next).unwrap();
+    let mut other = file.head;
+    other.header.pool ^= 1;
+    std::fs::write(&path, [&other.print(), &intact[HEAD_BYTES..]].concat()).unwrap();
     refused("belongs to another pool");
     std::fs::remove_file(&path).unwrap();
     refused("is missing");
@@ -355,7 +531,7 @@ fn a_log_of_a_copy_of_the_pool_is_refused_by_name() {
 }
 
 fn id_of(name: &str) -> (u64, u64) {
-    blockyard_volume_format::object::local_log::parse_name(name).unwrap()
+    parse_name(name).unwrap()
 }
 
 /// Requests of the process that ended can arrive late. A batch that follows one of which the log
@@ -373,7 +549,7 @@ fn a_late_batch_after_an_incomplete_one_is_ignored() {
     drop(pool);
     let name = place.files().pop().unwrap();
     let file = std::fs::read(place.log().join(&name)).unwrap();
-    let mut header = LogFile::parse(&file, id_of(&name)).unwrap().unwrap().header;
+    let mut header = LogFile::parse(&file, id_of(&name), None).unwrap().unwrap().head.header;
     header.number += 1;
     let mut late = vec![0; PAYLOAD_AT];
     late.extend_from_slice(&[9; 512]);
@@ -414,6 +590,11 @@ fn the_log_of_a_machine_that_was_taken_over_is_kept_aside() {
             place.files().into_iter().filter(|name| name.starts_with("lost-")).collect();
         let wanted: Vec<String> = files.iter().map(|name| format!("lost-{name}")).collect();
         assert_eq!(lost, wanted);
+        for name in &files {
+            let kept = std::fs::read(place.log().join(format!("lost-{name}"))).unwrap();
+            let file = LogFile::parse(&kept, id_of(name), None).unwrap().unwrap();
+            assert_eq!(file.len_bytes, kept.len(), "it has what was in the file before");
+        }
         assert_eq!(segments(&place.open(&store)), expected);
     }
 }
