@@ -524,14 +524,14 @@ pub trait StoreFile: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Writes `whole` over those copies that differ there, or cannot be read there, if one copy has
-    /// these bytes. A range that is being written is left alone. Returns how many copies were
-    /// durably repaired.
+    /// these bytes. Returns how many copies were durably repaired; `None` if pages of the range are
+    /// being written, in which case nothing was changed.
     ///
     /// # Errors
     /// If no copy is left that is known to hold all data.
-    fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
+    fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<Option<usize>> {
         let _ = (offset, whole);
-        Ok(0)
+        Ok(Some(0))
     }
 }
 

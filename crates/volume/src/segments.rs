@@ -916,8 +916,9 @@ impl<D: SegmentStore> Segments<D> {
             if read.is_ok() && is_whole(into) {
                 let repaired = file.repair(offset, into).unwrap_or_else(|error| {
                     tracing::error!("segment {segment} offset {offset} is not mended: {error}");
-                    0
+                    None
                 });
+                let repaired = repaired.unwrap_or(0);
                 self.repaired(repaired, address);
                 return Ok(repaired);
             }

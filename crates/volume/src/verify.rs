@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockyard_store::buffer::{Buffer, Memory};
 use blockyard_store::mirror::{CopyStatus, VerifyPool};
@@ -27,6 +28,12 @@ const REPORTED_MAX: usize = 1000;
 
 /// Most damaged blocks that are logged individually; the others are only in the report.
 const LOGGED_MAX: usize = 20;
+
+/// How often a repair is tried while pages of its range are being written.
+const ATTEMPTS_MAX: usize = 1000;
+
+/// The pause between two such attempts.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
 
 /// A block that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -426,17 +433,29 @@ impl<'a, D: SegmentStore> Verifier<'a, D> {
         if read.is_err() || crc(bytes) != entry.crc() {
             return self.in_use(bad, &files, segment);
         }
-        match file.repair(offset, bytes) {
-            Ok(repaired @ 1..) => {
+        let mut attempts = 0;
+        let repaired = loop {
+            match file.repair(offset, bytes) {
+                // The write ends in any case. If one copy cannot be written, that marks it as
+                // failed.
+                Ok(None) if attempts < ATTEMPTS_MAX => {
+                    attempts += 1;
+                    std::thread::sleep(ATTEMPT_PAUSE);
+                }
+                other => break other,
+            }
+        };
+        match repaired {
+            Ok(Some(repaired @ 1..)) => {
                 self.report.repaired += repaired as u64;
                 let what = self.in_use(bad, &files, segment).unwrap_or_default();
                 tracing::debug!("at {} of the pool: mended: {what}", entry.address());
                 self.segments.repaired(repaired, entry.address());
                 None
             }
-            // A reader has repaired the data, they have moved or are being written, or the copy has
-            // failed.
-            Ok(0) => {
+            // A reader has repaired the data, they have moved or are still being written, or the
+            // copy has failed.
+            Ok(Some(0) | None) => {
                 bad.retain(|(copy, _)| self.wrong_in(*copy, entry, kind).is_some());
                 self.in_use(bad, &files, segment)
             }

@@ -363,16 +363,16 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         shared.combine(results).map(|()| true)
     }
 
-    fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<usize> {
+    fn repair(&self, offset: u64, whole: &[u8]) -> io::Result<Option<usize>> {
         if !self.shared.writes {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let _pin = self.pin()?;
         let (shared, name) = (&self.shared, &self.name);
         // No write begins while this is locked.
         let writing = self.writing.lock();
         if is_written(&writing, &pages(offset, whole.len())) {
-            return Ok(0);
+            return Ok(None);
         }
         let members = shared.members();
         let mut found = shared.memory.take_beyond(whole.len());
@@ -384,7 +384,7 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
         let sides: Vec<_> = sides.map(|(it, file)| (it, file, has_it(file))).collect();
         let is_source =
             |(member, _, has_it): &&(&Member<D>, _, bool)| *has_it && member.state.is_good();
-        let Some((_, source, _)) = sides.iter().find(is_source) else { return Ok(0) };
+        let Some((_, source, _)) = sides.iter().find(is_source) else { return Ok(Some(0)) };
         let mut repaired = 0;
         for (member, file, _) in sides.iter().filter(|(.., has_it)| !has_it) {
             let title = &member.side.title;
@@ -403,7 +403,7 @@ impl<D: SegmentStore> StoreFile for MirrorFile<D> {
                 Err(error) => shared.mark_failed(member.slot, &error)?,
             }
         }
-        Ok(repaired)
+        Ok(Some(repaired))
     }
 }
 

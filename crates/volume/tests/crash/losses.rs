@@ -2,8 +2,8 @@
 //! gets an error.
 #![allow(clippy::disallowed_types)] // A flag between the threads of a test.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use blockyard_core::Status;
@@ -108,6 +108,57 @@ fn blocks_that_reached_one_copy_only_are_not_reported_as_damaged() {
         assert_eq!((after.damaged, after.in_one_copy), (0, 0), "an opening has made both equal");
     }
     assert!(in_one_copy > 5, "{in_one_copy} blocks were in one copy");
+}
+
+/// Regression: a scrub could not read a block in the copy that was just lost, while the next group
+/// was being written to the same page. So it could not repair the block, and the pool had not
+/// noticed the loss yet: the scrub reported a damaged block.
+#[test]
+fn a_scrub_waits_for_the_write_that_notices_the_loss_of_a_copy() {
+    let shape = mirrored();
+    let directory = SimulatedDirectory::default();
+    format(&directory, &shape);
+    let (store, pair) = opened(&directory, &shape);
+    let running = Running::start(store, shape.options).unwrap();
+    let write = |block: u64| {
+        let pool = running.pool();
+        let mut handle =
+            VolumeHandle::open(pool, pool.find("v").unwrap(), Compression::None, 1).unwrap();
+        let fill = |_: usize, into: &mut [u8]| into.fill(7);
+        assert_eq!(handle.write(block * 1024, 1024, &fill, 1, true), Outcome::Taken);
+        assert_eq!(answer(&mut handle), Status::Ok, "a write");
+    };
+    write(0);
+    let [scrubbed, written, unread] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    pair[0].on_next(Operation::Read, {
+        let (scrubbed, written) = (Arc::clone(&scrubbed), Arc::clone(&written));
+        move || {
+            scrubbed.wait();
+            written.wait();
+        }
+    });
+    let (first_write, first_read) = (AtomicBool::new(true), AtomicBool::new(true));
+    pair[1].set_hook(move |operation| match operation {
+        Operation::Write if first_write.swap(false, Ordering::Relaxed) => {
+            written.wait();
+            // The scrub has less to do until it attempts a repair than this write until it ends.
+            unread.wait();
+        }
+        Operation::FailedRead if first_read.swap(false, Ordering::Relaxed) => _ = unread.wait(),
+        _ => {}
+    });
+    let faults = FaultPlan { failed_operations: When::After(0), ..FaultPlan::default() };
+    pair[1].set_faults(faults);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            scrubbed.wait();
+            write(1);
+        });
+        let report = scrub(&running, 0, &mut |_, _| true).unwrap();
+        assert_eq!((report.damaged, report.damage), (0, Vec::new()));
+    });
+    let copies = running.pool().segments().directory().copy_status();
+    assert_eq!(copies.iter().map(|copy| copy.state.is_good()).collect::<Vec<_>>(), [true, false]);
 }
 
 /// Waits for the only reply of a handle.
