@@ -500,12 +500,18 @@ impl QueueThread<'_> {
             if self.prepared.phase == Phase::Releasing {
                 self.release();
             }
-            // What was taken or reaped may have completed at once; look again before a sleep.
-            if taken + reaped > 0 && !self.prepared.ring.completion().is_empty() {
-                continue;
+            if self.is_idle(taken + reaped) {
+                self.wait();
             }
-            self.wait();
         }
+    }
+
+    /// Whether the thread may sleep, after it has taken or reaped a number of completions. What it
+    /// began then may have completed at once. And nothing would wake it when the kernel has
+    /// cancelled all fetches: the removal of the block device would wait until the sleep ends.
+    fn is_idle(&mut self, completions: usize) -> bool {
+        let is_new = completions > 0 && !self.prepared.ring.completion().is_empty();
+        self.prepared.live > 0 && !is_new
     }
 
     /// Pushes a command for a tag, after which the kernel has the tag.
@@ -951,6 +957,23 @@ mod tests {
         fn counts(&self) -> (u64, u64) {
             (self.prepared.counts.requests.get(), self.prepared.counts.errors.get())
         }
+    }
+
+    /// Regression: the thread slept once more, for up to a minute, when the kernel had cancelled
+    /// its last fetch, and the removal of the block device waited for it.
+    #[test]
+    fn a_queue_without_fetches_does_not_sleep() {
+        let mut queue = Fixture::new(disk());
+        queue.with(|thread| {
+            thread.prepared.live = usize::from(DEPTH);
+            thread.prepared.tags.fill(Tag::Fetched);
+            assert!(thread.is_idle(0));
+            for tag in 0..DEPTH {
+                assert!(thread.is_idle(1), "tag {tag}");
+                thread.arrived(tag, ABORTED);
+            }
+            assert!(!thread.is_idle(1));
+        });
     }
 
     #[test]
