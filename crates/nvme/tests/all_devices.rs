@@ -9,17 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use blockyard_core::channel::{Channel, Stats};
-use blockyard_core::device::{DeviceError, Extent};
-use blockyard_core::geometry::Geometry;
-use blockyard_core::inject::Injection;
-use blockyard_core::limits::Limits;
+use blockyard_core::Op;
+use blockyard_core::channel::Stats;
+use blockyard_core::device::DeviceError;
 use blockyard_core::rmw::SharedDisk;
-use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{Disk, Op, Sector};
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_nvme::identify::DiskContents;
 use blockyard_nvme::{AllowedHosts, EVERY_DEVICE, HostAccess, SubsystemError};
+use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
 use initiator::faulty::{Fault, FaultyDisk, Gate};
 use initiator::{
     ALL, DISCOVERY, HOST, Initiator, PLAIN, Target, ZONED, admin_command, command, connect_parts,
@@ -491,44 +488,16 @@ fn a_queue_closes_the_namespace_that_it_has_not_used_for_longest() {
     assert_eq!(users() - before, 128);
 }
 
-/// A device that refuses its first channel.
-struct RefusesOnce(Arc<dyn Disk>, AtomicBool);
+/// Whether a device has refused a channel: its first one.
+#[derive(Default)]
+struct RefusesOnce(AtomicBool);
 
-impl Disk for RefusesOnce {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn kind(&self) -> &'static str {
-        self.0.kind()
-    }
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-    fn limits(&self) -> &Limits {
-        self.0.limits()
-    }
-    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
-        match self.1.swap(true, Ordering::Relaxed) {
-            true => self.0.open(),
+impl DiskWatch for RefusesOnce {
+    fn open(&self) -> Result<(), DeviceError> {
+        match self.0.swap(true, Ordering::Relaxed) {
+            true => Ok(()),
             false => Err(DeviceError::Os { what: "memory", errno: 12 }),
         }
-    }
-    fn report_zones(
-        &self,
-        from: Sector,
-        zones_max: usize,
-        out: &mut Vec<ZoneInfo>,
-    ) -> Result<(), DeviceError> {
-        self.0.report_zones(from, zones_max, out)
-    }
-    fn extent(&self, from: Sector, sectors: u64) -> Extent {
-        self.0.extent(from, sectors)
-    }
-    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
-        self.0.inject(injection)
-    }
-    fn stats(&self) -> Stats {
-        self.0.stats()
     }
 }
 
@@ -536,8 +505,7 @@ impl Disk for RefusesOnce {
 #[test]
 fn a_command_for_a_device_without_a_channel_may_be_retried() {
     let target = target();
-    let refuses: Arc<dyn Disk> =
-        Arc::new(RefusesOnce(disk("refuses", plain()), AtomicBool::new(false)));
+    let refuses = WatchedDisk::over(disk("refuses", plain()), Arc::<RefusesOnce>::default());
     target.subsystems.add("refuses", refuses).unwrap();
     let (_admin, mut io) = queues(&target);
     assert_eq!(io.read(to(3, command(READ, 0, 1)), 512).status, 0x21);

@@ -8,15 +8,10 @@ use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use blockyard_core::channel::Stats;
-use blockyard_core::inject::Injection;
-use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{
-    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Op, Region,
-    RegionId, Sector, Status,
-};
+use blockyard_core::{Bio, Completion, DeviceError, Op, Status};
 use blockyard_null::NullConfig;
 use blockyard_nvme::{ConnectionThreads, HostAccess, TargetOptions, TargetServer};
+use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
 use initiator::{
     Initiator, Target, command, disk, pattern, plain, pointed, target_for, with, zoned,
 };
@@ -51,6 +46,8 @@ struct Calls {
     let_through: usize,
     /// The operation that fails.
     failing: Option<Op>,
+    /// The bios that fail when they are complete, by their user data.
+    to_fail: Vec<u64>,
     /// The threads that wait in each of the calls.
     waiting: [usize; 2],
 }
@@ -116,126 +113,44 @@ impl Drop for Held<'_> {
     }
 }
 
-struct WatchedDisk {
-    inner: Arc<dyn Disk>,
-    watched: Arc<Watched>,
-}
-
-impl Disk for WatchedDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn limits(&self) -> &Limits {
-        self.inner.limits()
-    }
-
-    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
+impl DiskWatch for Watched {
+    fn open(&self) -> Result<(), DeviceError> {
         let thread = std::thread::current();
-        self.watched.calls().opened.push(thread.name().unwrap_or_default().to_owned());
-        let (inner, watched) = (self.inner.open()?, Arc::clone(&self.watched));
-        Ok(Box::new(WatchedChannel { inner, watched, pushed: 0, failing: Vec::new() }))
+        self.calls().opened.push(thread.name().unwrap_or_default().to_owned());
+        Ok(())
     }
 
-    fn report_zones(
-        &self,
-        from: Sector,
-        zones_max: usize,
-        out: &mut Vec<ZoneInfo>,
-    ) -> Result<(), DeviceError> {
-        let mut calls = self.watched.calls();
+    fn report_zones(&self) {
+        let mut calls = self.calls();
         calls.reports += 1;
-        self.watched.pass(calls, HeldCall::Report);
-        self.inner.report_zones(from, zones_max, out)
+        self.pass(calls, HeldCall::Report);
     }
 
-    fn extent(&self, from: Sector, sectors: u64) -> Extent {
-        self.inner.extent(from, sectors)
-    }
-
-    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
-        self.inner.inject(injection)
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-}
-
-struct WatchedChannel {
-    inner: Box<dyn Channel>,
-    watched: Arc<Watched>,
-    /// The blocks to zero and discard since the last `submit`.
-    pushed: u64,
-    /// The operations that fail when they are complete, by their user data.
-    failing: Vec<u64>,
-}
-
-impl Channel for WatchedChannel {
-    fn register(&mut self, region: Arc<Region>) -> RegionId {
-        self.inner.register(region)
-    }
-
-    fn unregister(&mut self, region: RegionId) -> bool {
-        self.inner.unregister(region)
-    }
-
-    fn push(&mut self, bios: &[Bio]) -> usize {
-        let taken = self.inner.push(bios);
-        let mut calls = self.watched.calls();
-        for Bio { op, sector, sectors, user_data, .. } in &bios[..taken] {
+    fn submit(&self, bios: &[Bio]) {
+        let mut calls = self.calls();
+        for Bio { op, sector, sectors, user_data, .. } in bios {
             calls.begun.push((*op, sector.0, *sectors));
             if calls.failing == Some(*op) {
-                self.failing.push(*user_data);
+                calls.to_fail.push(*user_data);
             }
             if *op == Op::Read && calls.reports > 0 {
                 let reports = calls.reports;
                 calls.reports_before_read.get_or_insert(reports);
             }
-            if matches!(op, Op::WriteZeroes | Op::Discard) {
-                self.pushed += sectors;
-            }
         }
-        taken
+        let to_clear = bios.iter().filter(|bio| matches!(bio.op, Op::WriteZeroes | Op::Discard));
+        calls.most_at_once = calls.most_at_once.max(to_clear.map(|bio| bio.sectors).sum());
+        self.pass(calls, HeldCall::Submit);
     }
 
-    fn submit(&mut self) {
-        let mut calls = self.watched.calls();
-        calls.most_at_once = calls.most_at_once.max(std::mem::take(&mut self.pushed));
-        self.watched.pass(calls, HeldCall::Submit);
-        self.inner.submit();
-    }
-
-    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
-        let reaped = self.inner.reap(out);
-        let first = out.len() - reaped;
-        for completion in &mut out[first..] {
-            if let Some(at) = self.failing.iter().position(|it| *it == completion.user_data) {
-                self.failing.swap_remove(at);
+    fn reap(&self, completions: &mut [Completion]) {
+        let mut calls = self.calls();
+        for completion in completions {
+            if let Some(at) = calls.to_fail.iter().position(|it| *it == completion.user_data) {
+                calls.to_fail.swap_remove(at);
                 completion.status = Status::IoErr;
             }
         }
-        reaped
-    }
-
-    fn wait(&mut self, deadline: Option<std::time::Instant>) {
-        self.inner.wait(deadline);
-    }
-
-    fn due(&self) -> Due {
-        self.inner.due()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
     }
 }
 
@@ -250,8 +165,7 @@ fn target_of(threads: usize, config: NullConfig) -> (Target, Arc<Watched>) {
     let Target { subsystems, server } = target_for(HostAccess::default(), TargetOptions::default());
     drop(server);
     let inner = disk("watched", config);
-    let disk: Arc<dyn Disk> = Arc::new(WatchedDisk { inner, watched: Arc::clone(&watched) });
-    subsystems.add("watched", disk).unwrap();
+    subsystems.add("watched", WatchedDisk::over(inner, Arc::clone(&watched))).unwrap();
     let threads = ConnectionThreads::new(NonZeroUsize::new(threads).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (served, options) = (Arc::clone(&subsystems), TargetOptions::default());

@@ -13,6 +13,7 @@ pub mod deadline;
 pub mod directory;
 pub mod fuse_parameter;
 pub mod http_proxy;
+pub mod log_lines;
 pub mod model;
 pub mod reference;
 pub mod refusing;
@@ -22,6 +23,7 @@ pub mod seed;
 pub mod simulated_store;
 pub mod temp_dir;
 pub mod terminal_picture;
+pub mod watched_disk;
 pub mod workload;
 pub mod zone_store;
 

@@ -13,15 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use blockyard_core::channel::Stats;
-use blockyard_core::inject::Injection;
+use blockyard_core::Op;
 use blockyard_core::rmw::SharedDisk;
-use blockyard_core::zone::ZoneInfo;
-use blockyard_core::{
-    Bio, Channel, Completion, DeviceError, Disk, Due, Extent, Geometry, Limits, Op, Region,
-    RegionId, Sector,
-};
 use blockyard_null::NullConfig;
+use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
 use blockyard_vhost::request::kind;
 use guest::{
     DATA, Guest, PATIENCE, disk, into, is_told, out, plain, print_header, print_range, regions,
@@ -304,96 +299,13 @@ fn a_disk_that_executes_requests_for_too_long_stays() {
     assert!(served.server.suspend(PATIENCE));
 }
 
-/// A disk whose requests complete once it is released.
-struct HungDisk {
-    inner: Arc<dyn Disk>,
-    is_released: Arc<AtomicBool>,
-}
+/// A disk whose requests complete once this is set.
+#[derive(Default)]
+struct Released(AtomicBool);
 
-impl Disk for HungDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn limits(&self) -> &Limits {
-        self.inner.limits()
-    }
-
-    fn open(&self) -> Result<Box<dyn Channel>, DeviceError> {
-        let (inner, is_released) = (self.inner.open()?, Arc::clone(&self.is_released));
-        Ok(Box::new(HungChannel { inner, is_released }))
-    }
-
-    fn report_zones(
-        &self,
-        from: Sector,
-        zones_max: usize,
-        out: &mut Vec<ZoneInfo>,
-    ) -> Result<(), DeviceError> {
-        self.inner.report_zones(from, zones_max, out)
-    }
-
-    fn extent(&self, from: Sector, sectors: u64) -> Extent {
-        self.inner.extent(from, sectors)
-    }
-
-    fn inject(&self, injection: &Injection) -> Result<(), DeviceError> {
-        self.inner.inject(injection)
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-}
-
-struct HungChannel {
-    inner: Box<dyn Channel>,
-    is_released: Arc<AtomicBool>,
-}
-
-impl Channel for HungChannel {
-    fn register(&mut self, region: Arc<Region>) -> RegionId {
-        self.inner.register(region)
-    }
-
-    fn unregister(&mut self, region: RegionId) -> bool {
-        self.inner.unregister(region)
-    }
-
-    fn push(&mut self, bios: &[Bio]) -> usize {
-        self.inner.push(bios)
-    }
-
-    fn submit(&mut self) {
-        self.inner.submit();
-    }
-
-    fn reap(&mut self, out: &mut Vec<Completion>) -> usize {
-        if self.is_released.load(Ordering::Acquire) { self.inner.reap(out) } else { 0 }
-    }
-
-    fn wait(&mut self, deadline: Option<Instant>) {
-        if self.is_released.load(Ordering::Acquire) {
-            self.inner.wait(deadline);
-        } else {
-            std::thread::yield_now();
-        }
-    }
-
-    fn due(&self) -> Due {
-        self.inner.due()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
+impl DiskWatch for Released {
+    fn holds_completions(&self) -> bool {
+        !self.0.load(Ordering::Acquire)
     }
 }
 
@@ -402,9 +314,8 @@ impl Channel for HungChannel {
 /// that device.
 #[test]
 fn a_suspend_is_cancelled_while_a_message_waits_for_the_disk() {
-    let is_released = Arc::new(AtomicBool::new(false));
-    let hung = HungDisk { inner: disk("d", plain()), is_released: Arc::clone(&is_released) };
-    let served = serve(Arc::new(hung) as Arc<dyn Disk>);
+    let released = Arc::<Released>::default();
+    let served = serve(WatchedDisk::over(disk("d", plain()), Arc::clone(&released)));
     let mut guest = Guest::connect(&served, 2, 0);
     offer_read(&mut guest, 0);
     guest.kick(0);
@@ -423,7 +334,7 @@ fn a_suspend_is_cancelled_while_a_message_waits_for_the_disk() {
             done.send(()).unwrap();
         });
         let cancelled = is_done.recv_timeout(PATIENCE);
-        is_released.store(true, Ordering::Release);
+        released.0.store(true, Ordering::Release);
         (cancelled, message.join().unwrap())
     });
     cancelled.expect("the disk has not completed the read, and is not waited for");
