@@ -41,6 +41,9 @@ fn write(client: &mut Client, page: u64, byte: u8, fua: bool) -> u32 {
     error
 }
 
+/// What has failed when a device is latched.
+const LATCHED: &str = "a flush or a write with FUA of its file has failed";
+
 /// Each way to execute requests.
 const WAYS: [&str; 2] = ["&io=uring", "&io=blocking"];
 
@@ -98,7 +101,7 @@ fn failed_sync_of_a_file_is_reported_by_all_later_flushes() {
         );
         // The bug: these opened the file again, and the next flush of a client succeeded.
         let refused = yard.command(&["upgrade"]);
-        assert!(refused.err.contains("a flush of its file has failed"), "{refused:?}");
+        assert!(refused.err.contains(LATCHED), "{refused:?}");
         drop(clients);
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(2 * BYTES).unwrap();
         let refused = loop {
@@ -108,15 +111,15 @@ fn failed_sync_of_a_file_is_reported_by_all_later_flushes() {
                 break refused;
             }
         };
-        assert!(refused.err.contains("a flush of its file has failed"), "{refused:?}");
+        assert!(refused.err.contains(LATCHED), "{refused:?}");
         let mut client = connect(&yard);
         assert_eq!(client.flush().unwrap().error, EIO, "{way}");
         for what in [&["show", "f0"][..], &["list"]] {
             let shown = yard.command(what).ok().out;
-            assert!(shown.contains("latched by a failed flush"), "{shown}");
+            assert!(shown.contains(LATCHED), "{shown}");
         }
         let status = yard.command(&["status"]);
-        assert!(status.code == Some(2) && status.out.contains("file_latched f0"), "{status:?}");
+        assert!(status.code == Some(2) && status.out.contains("device_latched f0"), "{status:?}");
         drop((client, yard));
         let yard = serve(&path, way);
         let mut client = connect(&yard);

@@ -39,6 +39,7 @@ mod file;
 mod fio;
 mod history;
 mod kills;
+mod latched;
 mod late;
 mod local_log;
 mod mounted;

@@ -418,9 +418,9 @@ Warnings: pool_fill and ram_limit (`warn_fill` of a volume or RAM disk is the ma
 default), no_space (writes to a pool or RAM disk failed with ENOSPC within ten minutes),
 pool_read_only, copy_bad, scrub_damage, pool_held, writes_missing, writes_lost, local_log_failed and
 lease_unreadable (of a pool in an object store), reservations (more is reserved than is left),
-file_latched (a flush of a `file` device failed), backup_failed (the last run of a backup policy). A
-fill that has fallen 5 points below its mark is no warning any more. A line for each backup policy
-has its last success.
+device_latched (a sync of the file of a device, or of the files of its zones, failed), backup_failed
+(the last run of a backup policy). A fill that has fallen 5 points below its mark is no warning any
+more. A line for each backup policy has its last success.
 
 Exit codes, those of plugins for Nagios and Icinga:
   0  OK: no warnings                     2  CRITICAL: data are lost or refused, or one copy is left

@@ -121,6 +121,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         ("age", duration(device.age_ns)),
     ];
     rows.extend(device.file_access.map(|file| ("file access", file_access_text(file))));
+    rows.extend(latched_text(device).map(|text| ("state", text)));
     if let Some(zoned) = &device.zoned {
         let limit = |max: u32| if max == 0 { "no limit".to_owned() } else { max.to_string() };
         rows.push((
@@ -138,8 +139,7 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
         rows.push(("gate", zoned.gate.clone()));
         rows.push(("append", if zoned.append_emulated { "emulated" } else { "native" }.to_owned()));
     }
-    let own = device.nqn.as_deref();
-    rows.extend(device.hosts.iter().map(|host| ("host", host_text(own, host))));
+    rows.extend(device.hosts.iter().map(|host| ("host", host_text(device.nqn.as_deref(), host))));
     rows.extend(device.faults.iter().map(|fault| ("fault rule", fault_text(fault))));
     rows.extend(device.notes.iter().map(|note| ("note", note.clone())));
     for (name, value) in rows {
@@ -151,20 +151,22 @@ fn print_device(device: &DeviceView, out: &mut impl Write) -> Result<(), Failure
 /// The description of a device, and what is wrong with it.
 fn what(device: &DeviceView) -> String {
     let ublk = ublk_text(device).filter(|_| device.ublk_is_outdated);
-    let latched = device.file_access.filter(|file| file.is_latched).map(|_| LATCHED.to_owned());
+    let latched = latched_text(device);
     let wrong = ublk.into_iter().chain(latched);
     wrong.fold(device.description.clone(), |text, wrong| format!("{text}; {wrong}"))
 }
 
-/// What a latched device does.
-const LATCHED: &str = "latched by a failed flush: writes and flushes fail";
+/// What a latched device does, and why.
+fn latched_text(device: &DeviceView) -> Option<String> {
+    let by = device.latched_by.as_ref()?;
+    Some(format!("latched, because {by} has failed: writes and flushes fail"))
+}
 
 /// How a device accesses its file.
 fn file_access_text(file: FileAccessView) -> String {
     let by = if file.is_uring { "io_uring" } else { "blocking calls" };
     let cache = if file.is_direct { "direct I/O" } else { "the page cache" };
-    let latched = if file.is_latched { format!("; {LATCHED}") } else { String::new() };
-    format!("{cache}, by {by}{latched}")
+    format!("{cache}, by {by}")
 }
 
 /// The block device of the kernel that a device is, and whether it works.

@@ -492,9 +492,14 @@ impl<D: SegmentStore> Pool<D> {
     }
 
     /// Waits until all writes that were acknowledged are in the maps, and durable. Another thread
-    /// runs the committer. Errors are ignored here: the clients of the failed writes get them.
+    /// runs the committer.
+    pub fn flush(&self) -> Status {
+        self.submit_and_wait(Body::Flush)
+    }
+
+    /// As [`Pool::flush`]. Errors are ignored here: the clients of the failed writes get them.
     pub fn settle(&self) {
-        _ = self.submit_and_wait(Body::Flush);
+        _ = self.flush();
     }
 
     /// Waits for a checkpoint and returns its status.

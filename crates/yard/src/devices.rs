@@ -772,15 +772,65 @@ fn machine_id() -> String {
 mod tests {
     use std::fs::File;
 
+    use blockyard_core::blocking::Io;
+    use blockyard_core::{Flags, Sector};
     use blockyard_testing::temp_dir::TempDir;
+    use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
     use super::*;
     use crate::uri;
+    use crate::vhost::VhostPlace;
 
     const DRAIN: Duration = Duration::from_secs(1);
+    const EIO: i32 = 5;
 
     fn spec(uri: &str) -> DeviceSpec {
         uri::parse(uri).unwrap()
+    }
+
+    /// Adds a zoned device in files with a completed write that cannot become durable, because the
+    /// superblock is gone.
+    pub(super) fn add_lossy(devices: &Devices, place: &TempDir, name: &str) {
+        let path = place.fresh();
+        let zoned = "zoned=1&size=16M&zone_size=1M";
+        let uri = format!("null:///{name}?{zoned}&backing={}", path.display());
+        let entry = devices.add(spec(&uri)).unwrap();
+        let mut io = Io::new(entry.disk.open().unwrap(), 4096);
+        io.write(Sector(0), &[1; 4096], Flags::NONE).unwrap();
+        std::fs::remove_file(path.join("superblock")).unwrap();
+    }
+
+    /// The bug: a latched device was opened again under its clients, whose next flush succeeded.
+    #[test]
+    fn latched_device_is_not_opened_again_under_a_hypervisor() {
+        let devices = Devices::new();
+        let place = TempDir::new(&std::env::temp_dir(), "blockyard-latched");
+        add_lossy(&devices, &place, "a");
+        let path = place.fresh();
+        let at = VhostPlace::of("a", &format!("unix:{}", path.display())).unwrap();
+        devices.serve_vhost(BoundVhost::bind(&at).unwrap()).unwrap();
+        let features = VirtioFeatureFlags::VERSION_1.bits() | 1 << 9 | 1 << 12;
+        let transport = VhostUser::new(path.to_str().unwrap(), features).unwrap();
+        let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
+        let mut queues = VirtioBlkQueue::setup_queues(transport.as_mut(), 1, 16).unwrap();
+        let mut flush = || {
+            queues[0].flush(()).unwrap();
+            transport.get_submission_notifier(0).notify().unwrap();
+            loop {
+                if let Some(done) = queues[0].completions().next() {
+                    return done.ret;
+                }
+                std::thread::yield_now();
+            }
+        };
+        assert_eq!(flush(), -EIO);
+        let spec = devices.find("a").unwrap().spec;
+        let rework = || devices.rework(spec.clone(), true, || panic!("the device is open"));
+        let refused: Result<(), _> = rework();
+        assert!(matches!(refused, Err(YardError::Latched { name, .. }) if name == "a"));
+        assert_eq!(flush(), -EIO, "it has the same disk");
+        assert!(devices.vhost().find("a").unwrap().1.is_connected);
+        assert!(devices.exports().list().len() == 1 && devices.list().len() == 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use blockyard_ram::Ram;
 use blockyard_store::PoolBacking;
 use blockyard_sync::rmw_lock::RmwLock;
 use blockyard_volume::{Pool, Running};
+use blockyard_zone_media::{Files, Media};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::YardError;
@@ -40,6 +41,8 @@ pub struct DeviceEntry {
     pub pool: Option<Arc<Running>>,
     /// How the device accesses its file, if it is a `file` device.
     pub file: Option<FileStatus>,
+    /// The files that keep the data and zones of the device, if it is zoned and has such files.
+    zone_files: Option<Weak<Files>>,
     /// What tells the data of the device from those of one that was made again at the same place.
     pub(crate) identity: String,
     /// The device as an NVMe subsystem, if the yard has a table of them.
@@ -58,6 +61,7 @@ pub(crate) struct ReleasedEntry {
     /// The open pool, and its state, which a stream of a volume may have for longer.
     pool: Option<(Weak<Running>, Weak<Pool<PoolBacking>>)>,
     file: Option<FileStatus>,
+    zone_files: Option<Weak<Files>>,
     lock: Arc<RmwLock>,
     claim: Arc<ClaimState>,
     pub(crate) spec: DeviceSpec,
@@ -96,6 +100,7 @@ impl ReleasedEntry {
             ram,
             pool,
             file: self.file.clone(),
+            zone_files: self.zone_files.clone(),
             identity: self.identity.clone(),
             nvme: None,
             since: self.since,
@@ -117,24 +122,34 @@ pub(crate) struct NvmeExport {
 impl DeviceEntry {
     /// A device that was opened just now, and is not exported yet.
     pub(crate) fn new(spec: DeviceSpec, made: Made) -> DeviceEntry {
-        let Made { disk, notes, ram, pool, file, identity, .. } = made;
-        let work = Arc::new(Semaphore::new(WORK_MAX));
-        let since = Instant::now();
-        // One lock for sub-block writes by any protocol.
-        let shared = SharedDisk::from(Arc::clone(&disk));
-        let nvme = None;
-        DeviceEntry { spec, disk, notes, ram, pool, file, identity, nvme, since, work, shared }
+        let Made { disk, notes, ram, pool, file, zone_files, identity, .. } = made;
+        DeviceEntry {
+            spec,
+            // One lock for sub-block writes by any protocol.
+            shared: SharedDisk::from(Arc::clone(&disk)),
+            disk,
+            notes,
+            ram,
+            pool,
+            file,
+            zone_files,
+            identity,
+            nvme: None,
+            since: Instant::now(),
+            work: Arc::new(Semaphore::new(WORK_MAX)),
+        }
     }
 
     /// The device as one that this process no longer keeps open.
     pub(crate) fn release(self) -> ReleasedEntry {
-        let DeviceEntry { spec, disk, notes, ram, pool, file, .. } = self;
+        let DeviceEntry { spec, disk, notes, ram, pool, file, zone_files, .. } = self;
         let DeviceEntry { identity, since, work, shared, .. } = self;
         ReleasedEntry {
             disk: Arc::downgrade(&disk),
             ram: ram.as_ref().map(Arc::downgrade),
             pool: pool.as_ref().map(|pool| (Arc::downgrade(pool), Arc::downgrade(pool.pool()))),
             file,
+            zone_files,
             lock: shared.lock,
             claim: shared.claim,
             spec,
@@ -145,14 +160,62 @@ impl DeviceEntry {
         }
     }
 
+    /// What has failed, so that writes and flushes fail until the device is opened again; `None`
+    /// if they do not.
+    pub fn latched_by(&self) -> Option<&'static str> {
+        let zone_files = || self.zone_files.as_ref()?.upgrade();
+        if self.file.as_ref().is_some_and(FileStatus::is_latched) {
+            Some("a flush or a write with FUA of its file")
+        } else if zone_files().is_some_and(|files| files.is_latched()) {
+            Some("a write or a sync of its files")
+        } else if self.pool.as_ref().is_some_and(|pool| pool.pool().is_latched()) {
+            Some("a write or a sync of its pool")
+        } else {
+            None
+        }
+    }
+
+    /// Whether the device has a latch of its own. That of a volume is its pool's.
+    pub(crate) fn has_latch(&self) -> bool {
+        self.file.is_some() || self.zone_files.is_some()
+    }
+
     /// Checks that clients of the device may go on after it was closed and opened again.
     ///
     /// # Errors
-    /// If a flush of its file has failed: a flush after the opening would succeed.
+    /// If the device is latched: completed writes may be lost, and a flush after the opening would
+    /// succeed.
     pub(crate) fn check_latch(&self) -> Result<(), YardError> {
-        match self.file.as_ref().is_some_and(FileStatus::is_latched) {
-            true => Err(YardError::Latched { name: self.spec.name().to_owned() }),
-            false => Ok(()),
+        match self.latched_by() {
+            Some(by) => Err(self.lossy_after(by)),
+            None => Ok(()),
+        }
+    }
+
+    /// The error of a device that may lose completed writes when it is closed, because `by` has
+    /// failed.
+    fn lossy_after(&self, by: &'static str) -> YardError {
+        let again = match self.pool {
+            Some(_) => "remove all devices of its pool and add them again",
+            None => "remove the device and add it again",
+        };
+        YardError::Latched { name: self.spec.name().to_owned(), by, again }
+    }
+
+    /// Makes the completed writes durable that a failed closing of the device would lose. The
+    /// files of zones and pools have such writes; a `file` device has none, because its file has
+    /// them.
+    ///
+    /// # Errors
+    /// If the device is latched, or is latched by this. Its clients get errors then.
+    pub(crate) fn flush_before_closing(&self) -> Result<(), YardError> {
+        self.check_latch()?;
+        let zone_files = self.zone_files.as_ref().and_then(Weak::upgrade);
+        let is_flushed = zone_files.is_none_or(|files| files.flush().is_ok())
+            && self.pool.as_ref().is_none_or(|pool| pool.pool().flush().is_ok());
+        match is_flushed {
+            true => Ok(()),
+            false => Err(self.lossy_after(self.latched_by().unwrap_or("a flush"))),
         }
     }
 

@@ -553,15 +553,18 @@ pub enum YardError {
     /// The zones of a device cannot be saved or loaded.
     #[error(transparent)]
     ZoneImage(ZoneImageError),
-    /// A flush of the file of a device has failed, and clients would lose sight of it.
+    /// A device is latched, and its clients would not learn of it.
     #[error(
-        "`{name}` cannot be opened again while clients go on: a flush of its file has failed, so \
-         completed writes may be lost, and a later flush would succeed; remove the device and add \
-         it again"
+        "`{name}` cannot be opened again: {by} has failed, so completed writes may be lost, and a \
+         later flush would succeed; {again}"
     )]
     Latched {
         /// The device.
         name: String,
+        /// What has failed.
+        by: &'static str,
+        /// The way out.
+        again: &'static str,
     },
     /// The length of a file cannot be read again.
     #[error("cannot rescan `{name}`: {why}")]
@@ -767,7 +770,8 @@ impl YardError {
             | YardError::NoSuchTunable { .. } => "unknown_key",
             YardError::NotZoned { .. } => "not_zoned",
             YardError::NotRam { .. } => "not_ram",
-            YardError::Rescan { .. } | YardError::Latched { .. } => "rescan_failed",
+            YardError::Rescan { .. } => "rescan_failed",
+            YardError::Latched { .. } => "latched",
             YardError::ZoneImage(_) => "zone_image_failed",
             YardError::Ram(_) => "ram_failed",
             YardError::Mounted { .. } => "mounted",
@@ -804,7 +808,7 @@ impl YardError {
             | YardError::NotZoned { name }
             | YardError::NotRam { name }
             | YardError::Rescan { name, .. }
-            | YardError::Latched { name }
+            | YardError::Latched { name, .. }
             | YardError::Mounted { name, .. }
             | YardError::NotMounted { name }
             | YardError::Busy { name, .. }

@@ -13,7 +13,6 @@ use blockyard_core::middleware::{FaultInjector, InjectedFaults};
 use blockyard_core::sched::deadline::{Counters, Stats as Scheduled};
 use blockyard_core::zone::ZoneCond;
 use blockyard_core::{Op, SECTOR_BYTES};
-use blockyard_file::FileStatus;
 use blockyard_nbd::MemoryUse;
 use blockyard_nvme::SubsystemInfo;
 use blockyard_sync::counter::bucket_floor;
@@ -130,7 +129,7 @@ struct DeviceSample {
     scheduler: &'static str,
     scheduled: Scheduled,
     ram: Option<RamView>,
-    /// For a `file` device: whether it is latched.
+    /// Whether it is latched, if it has a latch of its own.
     is_latched: Option<bool>,
     /// For a RAM disk: objects by size, blocks by age.
     sizes: Vec<SizeView>,
@@ -161,7 +160,7 @@ impl DeviceSample {
             scheduler: scheduler::active(entry.disk.as_ref()),
             scheduled: scheduled.unwrap_or_default(),
             ram,
-            is_latched: entry.file.as_ref().map(FileStatus::is_latched),
+            is_latched: entry.has_latch().then(|| entry.latched_by().is_some()),
             sizes,
             ages,
         }
@@ -358,7 +357,7 @@ impl Collector for MetricsSample {
         self.encode_nvme(&mut encoder)?;
         self.encode_vhost(&mut encoder)?;
         self.encode_ublk(&mut encoder)?;
-        self.encode_files(&mut encoder)?;
+        self.encode_latches(&mut encoder)?;
         self.encode_warnings(&mut encoder)?;
         self.encode_process(&mut encoder)
     }
@@ -465,10 +464,10 @@ impl MetricsSample {
         Ok(())
     }
 
-    fn encode_files(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "1 if a flush of the file has failed, so that writes and flushes fail";
+    fn encode_latches(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 if the device is latched after a failed sync: writes and flushes fail";
         let mut family =
-            encoder.encode_descriptor("file_latched", help, None, MetricType::Gauge)?;
+            encoder.encode_descriptor("device_latched", help, None, MetricType::Gauge)?;
         for device in &self.devices {
             let Some(is_latched) = device.is_latched else { continue };
             let name = [("device", device.name.as_str())];

@@ -8,7 +8,7 @@
 //! ```
 #![allow(clippy::disallowed_types)] // A device is opened on the control plane.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blockyard_core::channel::ChannelConfig;
 use blockyard_core::middleware::{Delayed, Faulty};
@@ -21,7 +21,7 @@ use blockyard_file::FileStatus;
 use blockyard_null::{IrqMode, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
 use blockyard_volume::Running;
-use blockyard_zone_media::MediaError;
+use blockyard_zone_media::{Files, MediaError};
 
 use crate::error::StackError;
 use crate::param::ValueForm;
@@ -55,6 +55,8 @@ pub struct Made {
     pub pool: Option<Arc<Running>>,
     /// How the device accesses its file, if it is a `file` device.
     pub file: Option<FileStatus>,
+    /// The files that keep the data and zones of the device, if it is zoned and has such files.
+    pub zone_files: Option<Weak<Files>>,
     /// Whether what this opening made on disk stays when the device is closed.
     pub provisional: Provisional,
     /// What tells the data of this device from those of one that was made again at the same place;
@@ -67,10 +69,17 @@ pub struct Made {
 impl Made {
     /// A device that keeps nothing on disk.
     pub fn without_files(disk: Arc<dyn Disk>) -> Made {
-        let (notes, provisional) = (Vec::new(), Provisional::kept());
-        let identity = String::new();
-        let trace = Mutex::new(None);
-        Made { disk, notes, ram: None, pool: None, file: None, provisional, identity, trace }
+        Made {
+            disk,
+            notes: Vec::new(),
+            ram: None,
+            pool: None,
+            file: None,
+            zone_files: None,
+            provisional: Provisional::kept(),
+            identity: String::new(),
+            trace: Mutex::new(None),
+        }
     }
 
     /// The device in place of which its users get `disk`, a wrapper of it.

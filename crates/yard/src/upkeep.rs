@@ -18,7 +18,7 @@ use crate::scrubs::{ScrubbedPool, is_stopped, parse_schedule};
 use crate::volumes::{PoolView, RESUME_SCRUB, VolumeDone};
 use crate::warnings::WARN_FILL;
 use crate::warnings::conditions::{
-    backup_condition, file_condition, pool_conditions, ram_condition, standby_conditions,
+    backup_condition, latch_condition, pool_conditions, ram_condition, standby_conditions,
 };
 
 /// The time between two looks.
@@ -114,7 +114,9 @@ impl Devices {
                 conditions.push(ram_condition(name, &view, mark));
                 refused.push((name.to_owned(), view.writes_refused));
             }
-            conditions.extend(entry.file.iter().map(|it| file_condition(entry.spec.name(), it)));
+            if entry.has_latch() {
+                conditions.push(latch_condition(entry.spec.name(), entry.latched_by()));
+            }
         }
         self.warnings().update(now_s, conditions, &refused);
     }

@@ -89,6 +89,10 @@ pub struct DeviceView {
     /// after a change of the device that the block device did not take over.
     #[serde(default)]
     pub ublk_is_outdated: bool,
+    /// What has failed, if the device is latched: writes and flushes fail until it is removed and
+    /// added again.
+    #[serde(default)]
+    pub latched_by: Option<String>,
     /// How it accesses its file, if it is a `file` device.
     #[serde(default)]
     pub file_access: Option<FileAccessView>,
@@ -176,15 +180,12 @@ pub struct FileAccessView {
     pub is_direct: bool,
     /// Whether io_uring executes requests, and not blocking calls.
     pub is_uring: bool,
-    /// Whether a flush has failed, so that changes and flushes fail until the device is removed and
-    /// added again.
-    pub is_latched: bool,
 }
 
 impl From<&FileStatus> for FileAccessView {
     fn from(status: &FileStatus) -> FileAccessView {
         let FileStatus { is_direct, is_uring, .. } = *status;
-        FileAccessView { is_direct, is_uring, is_latched: status.is_latched() }
+        FileAccessView { is_direct, is_uring }
     }
 }
 
@@ -232,6 +233,7 @@ impl DeviceView {
             vhost: devices.vhost().find(name).map(|(place, _)| format!("unix:{}", place.place)),
             ublk_is_outdated: ublk.as_ref().is_some_and(|info| info.is_outdated),
             ublk: ublk.map(|info| block_path(info.id)),
+            latched_by: entry.latched_by().map(str::to_owned),
             file_access: entry.file.as_ref().map(FileAccessView::from),
             opens: file.as_ref().map_or(0, |file| file.opens),
             file_transport: file

@@ -33,8 +33,8 @@ pub enum WarningKind {
     PoolHeld,
     /// A copy of a pool is not good.
     CopyBad,
-    /// A flush of the file of a device failed: writes and flushes fail.
-    FileLatched,
+    /// A file, or the files of zones, may have lost completed writes: writes and flushes fail.
+    DeviceLatched,
     /// The last scrub of a pool found damage that it could not repair.
     ScrubDamage,
     /// Writes to a pool in an object store may be missing that another machine acknowledged.
@@ -61,7 +61,7 @@ impl WarningKind {
         WarningKind::PoolReadOnly,
         WarningKind::PoolHeld,
         WarningKind::CopyBad,
-        WarningKind::FileLatched,
+        WarningKind::DeviceLatched,
         WarningKind::ScrubDamage,
         WarningKind::WritesMissing,
         WarningKind::WritesLost,
@@ -80,7 +80,7 @@ impl WarningKind {
             WarningKind::PoolReadOnly => "pool_read_only",
             WarningKind::PoolHeld => "pool_held",
             WarningKind::CopyBad => "copy_bad",
-            WarningKind::FileLatched => "file_latched",
+            WarningKind::DeviceLatched => "device_latched",
             WarningKind::ScrubDamage => "scrub_damage",
             WarningKind::WritesMissing => "writes_missing",
             WarningKind::WritesLost => "writes_lost",
@@ -99,7 +99,7 @@ impl WarningKind {
             | WarningKind::PoolReadOnly
             | WarningKind::PoolHeld
             | WarningKind::CopyBad
-            | WarningKind::FileLatched
+            | WarningKind::DeviceLatched
             | WarningKind::ScrubDamage
             | WarningKind::WritesMissing
             | WarningKind::WritesLost => true,
@@ -117,7 +117,7 @@ impl WarningKind {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct WarningView {
     /// The kind: `pool_fill`, `no_space`, `pool_read_only`, `pool_held`, `copy_bad`,
-    /// `file_latched`, `scrub_damage`, `writes_missing`, `writes_lost`, `local_log_failed`,
+    /// `device_latched`, `scrub_damage`, `writes_missing`, `writes_lost`, `local_log_failed`,
     /// `lease_unreadable`, `reservations`, `ram_limit` or `backup_failed`.
     pub kind: String,
     /// `warning` or `critical`.

@@ -253,7 +253,7 @@ fn every_warning_raises_an_alert() {
         (WarningKind::NoSpace, "BlockyardPoolNoSpace"),
         (WarningKind::PoolReadOnly, "BlockyardPoolFailedReadOnly"),
         (WarningKind::CopyBad, "BlockyardPoolCopyBad"),
-        (WarningKind::FileLatched, "BlockyardFileLatched"),
+        (WarningKind::DeviceLatched, "BlockyardDeviceLatched"),
         (WarningKind::ScrubDamage, "BlockyardScrubFoundDamage"),
         (WarningKind::BackupFailed, "BlockyardBackupFailed"),
     ];

@@ -253,6 +253,11 @@ impl<S: Store> Files<S> {
         }
     }
 
+    /// Whether an error was latched: no more is written until the disk is opened again.
+    pub fn is_latched(&self) -> bool {
+        self.broken.get().is_some()
+    }
+
     /// Latches the first write error: no more is written. A failed sync is never retried, because
     /// the system may have dropped the data and would then report success. A later opening of the
     /// disk uses what is durable; so the live files, which describe the page cache, are removed.
@@ -262,6 +267,7 @@ impl<S: Store> Files<S> {
             self.store.title()
         );
         if self.broken.set(text.clone()).is_ok() {
+            tracing::error!("{text}");
             // If the removal fails, nothing can be written at all, and nothing newer is durable
             // either.
             let _ = self.remove_live();
@@ -432,8 +438,8 @@ impl<S: Store> Files<S> {
 
 impl<S: Store> Drop for Files<S> {
     fn drop(&mut self) {
-        // A caller that needs the result uses `close`. After a failure the disk opens as after a
-        // kill.
+        // A caller that needs the result uses `close`. An error is logged; after it the disk opens
+        // as after a power cut.
         if self.broken.get().is_none() {
             let _ = self.shut();
         }

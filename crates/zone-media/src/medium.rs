@@ -1,6 +1,7 @@
 //! The interface of a medium.
 
 use std::io;
+use std::sync::Arc;
 
 use blockyard_core::{Extent, Sector};
 
@@ -84,4 +85,46 @@ pub trait Media: Send + Sync {
     /// The records of the zones by number, as of the opening of the medium. Those of conventional
     /// zones are ignored. Empty for a new medium.
     fn zones(&self) -> Vec<ZoneRecord>;
+}
+
+impl<M: Media> Media for Arc<M> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        (**self).read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        (**self).write(offset, from)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        (**self).zero(offset, len)
+    }
+
+    fn extent(&self, from: Sector, sectors: u64) -> Extent {
+        (**self).extent(from, sectors)
+    }
+
+    fn zone_changed(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
+        (**self).zone_changed(zone, state)
+    }
+
+    fn make_room(&self, zone: u32) -> io::Result<()> {
+        (**self).make_room(zone)
+    }
+
+    fn reset(&self, zone: u32, state: ZoneRecord) -> io::Result<()> {
+        (**self).reset(zone, state)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        (**self).flush()
+    }
+
+    fn flush_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        (**self).flush_range(offset, len)
+    }
+
+    fn zones(&self) -> Vec<ZoneRecord> {
+        (**self).zones()
+    }
 }

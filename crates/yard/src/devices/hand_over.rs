@@ -77,8 +77,8 @@ impl Devices {
     ///
     /// # Errors
     /// If an exporter has a client of a device, requests have one for longer than `timeout`, or a
-    /// flush of a file has failed.
-    /// Then all devices are as before, but for those that could not be opened again.
+    /// device is latched, or is latched by the flush before it is closed. Then all devices are as
+    /// before, but for those that could not be opened again.
     pub(crate) fn withdraw_all(
         &self,
         keeps: impl Fn(&DeviceSpec) -> bool,
@@ -86,8 +86,9 @@ impl Devices {
     ) -> Result<WithdrawnDevices<'_>, WithdrawError> {
         let mut withdrawn = WithdrawnDevices { all: Vec::new() };
         while let Some((entry, reserved)) = self.take_first() {
-            // It has no client and nothing in flight any more.
-            if let Err(error) = entry.check_latch().and_then(|()| self.take_back(&entry)) {
+            // It has no client and nothing in flight any more. The clients would not learn of an
+            // error of its closing.
+            if let Err(error) = entry.flush_before_closing().and_then(|()| self.take_back(&entry)) {
                 // It has all its exporters still. Those before it come before it again.
                 self.table().entries.insert(0, entry);
                 drop(reserved);
@@ -211,6 +212,9 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_testing::temp_dir::TempDir;
+
+    use super::super::tests::add_lossy;
     use super::*;
     use crate::uri;
 
@@ -273,6 +277,27 @@ mod tests {
         assert_eq!(devices.namespace_numbers(), before);
         assert!(devices.restore_all(withdrawn).is_empty());
         assert_eq!(devices.namespace_numbers(), before);
+    }
+
+    /// The bug: the error of the closing was ignored, and the next process opened the state of the
+    /// last flush.
+    #[test]
+    fn device_that_would_lose_writes_stays_with_all_others() {
+        let (devices, place) =
+            (devices(), TempDir::new(&std::env::temp_dir(), "blockyard-withdraw"));
+        add_lossy(&devices, &place, "z");
+        // First its flush fails; then it is latched.
+        for _ in 0..2 {
+            let error = devices.withdraw_all(|_| false, NONE).map(drop).unwrap_err();
+            assert!(matches!(&error.error, YardError::Latched { name, .. } if name == "z"));
+            assert!(error.lost.is_empty());
+            assert_eq!(names(&devices), ["a", "m", "b", "z"]);
+            assert_eq!(devices.exports().list().len(), 4);
+            assert_eq!(
+                devices.find("z").unwrap().latched_by(),
+                Some("a write or a sync of its files")
+            );
+        }
     }
 
     #[test]

@@ -59,10 +59,12 @@ fn on_files(spec: &DeviceSpec, path: &Path) -> Result<Made, StackError> {
     let files = Files::open_provisional(path, &Options::new(geometry));
     let files = files.map_err(backing_refused)?;
     let (provisional, identity) = (files.provisional().clone(), head::hexadecimal(&files.id()));
+    let files = Arc::new(files);
+    let zone_files = Some(Arc::downgrade(&files));
     let null = NullOnMedia::open_on(&config, files)?;
     let notes = null.notes().iter().cloned().chain(idle(spec)).collect();
     let disk = with_delay::<Zoned, _>(spec, Arc::new(null))?;
-    Ok(Made { notes, provisional, identity, ..Made::without_files(disk) })
+    Ok(Made { notes, zone_files, provisional, identity, ..Made::without_files(disk) })
 }
 
 /// A note for each given parameter that has no effect without another one.

@@ -43,7 +43,10 @@ pub(super) fn open(spec: &DeviceSpec) -> Result<Made, StackError> {
         let files = Files::open_provisional(Path::new(&path), &backing(spec, &config));
         let files = files.map_err(backing_refused)?;
         let (provisional, identity) = (files.provisional().clone(), head::hexadecimal(&files.id()));
-        return Ok(Made { provisional, identity, ..on(spec, config, files, notes)? });
+        let files = Arc::new(files);
+        let zone_files = Some(Arc::downgrade(&files));
+        let made = on(spec, config, files, notes)?;
+        return Ok(Made { zone_files, provisional, identity, ..made });
     }
     let refused = |error: std::io::Error| StackError::Refused {
         field: "size",

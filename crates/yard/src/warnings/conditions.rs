@@ -1,7 +1,6 @@
 //! The conditions of pools, RAM disks, files and backup policies about which a yard warns, from
 //! their state at one moment.
 
-use blockyard_file::FileStatus;
 use blockyard_volume_admin::prune::Period;
 
 use super::{Condition, KnownPool, Level, WarningKind};
@@ -156,15 +155,18 @@ pub(crate) fn ram_condition(name: &str, view: &RamView, mark_percent: u64) -> Co
     }
 }
 
-/// The condition of a `file` device.
-pub(crate) fn file_condition(name: &str, status: &FileStatus) -> Condition {
+/// The condition of a device with a latch of its own, which is latched because `latched_by` has
+/// failed.
+pub(crate) fn latch_condition(name: &str, latched_by: Option<&str>) -> Condition {
     Condition {
-        kind: WarningKind::FileLatched,
+        kind: WarningKind::DeviceLatched,
         subject: name.to_owned(),
-        level: Level::of(status.is_latched()),
-        message: "a flush of its file failed, and completed writes may be lost; writes and \
-                  flushes fail until the device is removed and added again"
-            .to_owned(),
+        level: Level::of(latched_by.is_some()),
+        message: format!(
+            "{} has failed, and completed writes may be lost; writes and flushes fail until the \
+             device is removed and added again",
+            latched_by.unwrap_or_default()
+        ),
     }
 }
 
