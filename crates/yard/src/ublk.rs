@@ -290,6 +290,12 @@ impl UblkServers {
         Ok(())
     }
 
+    /// Leaves the block devices that could not be removed as a kill of this process would leave
+    /// them. For the end of the process: the kernel may wait without a limit in another attempt.
+    pub(crate) fn leave(&self) {
+        self.table().servers.drain(..).for_each(std::mem::forget);
+    }
+
     /// Removes the block device of a device that stays; with `force` also one that is mounted.
     ///
     /// # Errors

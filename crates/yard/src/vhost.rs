@@ -256,12 +256,6 @@ impl VhostServers {
         Some(place)
     }
 
-    /// Disconnects all hypervisors, and accepts no others. [`VhostServers::remove`] waits for their
-    /// threads.
-    pub(crate) fn begin_stop(&self) {
-        self.table().servers.iter().for_each(|it| it.server.begin_stop());
-    }
-
     /// The devices whose stopped servers still execute requests of a hypervisor.
     pub(crate) fn stopping(&self) -> Vec<String> {
         let mut table = self.table();
