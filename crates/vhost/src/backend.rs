@@ -12,7 +12,7 @@
 #![allow(clippy::disallowed_types)] // Control plane: the lock is held for one message.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ use crate::config_space::{self, feature};
 use crate::device::{DeviceCounts, DeviceShape, QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use crate::inflight::InflightMap;
 use crate::memory::{GuestMap, MappedRegion, REGIONS_MAX, RegionPlace};
-use crate::queue::{QueueSetup, RunningQueue, more_lines};
+use crate::queue::{QueueSetup, RunningQueue};
 use crate::virtqueue::RingPlace;
 
 /// How often `suspend` checks whether the threads that are to end have ended.
@@ -43,6 +43,8 @@ pub(crate) const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 struct RingState {
     place: RingPlace,
     has_addresses: bool,
+    /// Whether the ring was served at this place, or found malformed: each place is one fault.
+    is_place_tried: bool,
     kick: Option<File>,
     call: Option<File>,
     error: Option<File>,
@@ -165,7 +167,7 @@ impl Backend {
         self.owes_change |= shape != *self.shape;
         self.shape = Arc::new(shape);
         self.disk = Some(disk);
-        let is_served = (0..self.rings.len()).all(|index| self.start_ring(index).is_ok());
+        let is_served = (0..self.rings.len()).all(|index| self.start_again(index));
         self.tell_change();
         is_served
     }
@@ -193,8 +195,7 @@ impl Backend {
             if running.is_some_and(|running| !running.cancel_stop()) {
                 // It ends without waiting for the disk.
                 self.stop_ring(index);
-                // A ring that cannot be served is logged.
-                let _ = self.start_ring(index);
+                self.start_again(index);
             }
         }
     }
@@ -252,28 +253,36 @@ impl Backend {
             call: ring.call.as_ref().map(copy).transpose()?,
             error: ring.error.as_ref().map(copy).transpose()?,
             counts: counts.ring(index),
-            log_limit: counts.log_limit(),
+            log_limits: counts.log_limits(),
             channels: Arc::clone(&self.channels),
             poll_percent: self.poll_percent,
         };
         match RunningQueue::start(setup) {
             Ok(running) => {
-                ring.running = Some(running);
+                (ring.running, ring.is_place_tried) = (Some(running), true);
                 self.tell_change();
+                Ok(())
             }
             Err(error) => {
-                if error.kind() == ErrorKind::InvalidData {
+                let is_malformed = error.kind() == ErrorKind::InvalidData;
+                if is_malformed && !std::mem::replace(&mut ring.is_place_tried, true) {
                     // No thread counts for the ring now.
                     counts.ring(index).faults.add(1);
                 }
-                if let Some(count) = counts.log_limit().due(1, Instant::now()) {
-                    let (device, more) = (disk.name(), more_lines(count));
-                    tracing::warn!(device, ring = index, "cannot serve a ring: {error}{more}");
-                }
-                return Err(Error::ReqHandlerError(error));
+                let text = format!("cannot serve ring {index}: {error}");
+                Err(Error::ReqHandlerError(io::Error::new(error.kind(), text)))
             }
         }
-        Ok(())
+    }
+
+    /// As [`Backend::start_ring`], for a ring that no message asks for: an error is logged. A later
+    /// message may bring what the ring lacks, as the memory in which it lies. Returns whether there
+    /// was none.
+    fn start_again(&mut self, index: usize) -> bool {
+        let Err(error) = self.start_ring(index) else { return true };
+        let name = self.disk.as_ref().map_or("", |disk| disk.name());
+        self.counts.log_error(name, "a ring waits", &error);
+        false
     }
 
     /// Changes a ring, which is not served meanwhile.
@@ -281,17 +290,19 @@ impl Backend {
         self.ring(index)?;
         let index = index as usize;
         self.stop_ring(index);
-        change(&mut self.rings[index]);
+        let ring = &mut self.rings[index];
+        let before = ring.place;
+        change(ring);
+        ring.is_place_tried &= ring.place == before;
         self.start_ring(index)
     }
 
-    /// Changes what all rings use; none is served meanwhile. A ring that cannot be served after it
-    /// is logged: a later message may bring what it lacks, as the memory in which it lies.
+    /// Changes what all rings use; none is served meanwhile.
     fn change_all(&mut self, change: impl FnOnce(&mut Backend)) {
         self.stop();
         change(self);
         for index in 0..self.rings.len() {
-            let _ = self.start_ring(index);
+            self.start_again(index);
         }
     }
 

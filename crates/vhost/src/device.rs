@@ -1,11 +1,14 @@
 //! What a virtual machine may know of a device: its size, its limits, its zones.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Instant;
 
 use blockyard_core::{Disk, Geometry, Limits, ZoneGeometry};
 use blockyard_os::LogLimit;
 use blockyard_sync::counter::Counter;
 use blockyard_sync::pad::Padded;
+use vhost::vhost_user::Error;
 
 use crate::request::ID_BYTES;
 
@@ -142,19 +145,28 @@ pub struct RingCounts {
     pub faults: u64,
 }
 
-/// The counts of all rings of a device, by their indexes, and the bound on log lines that a guest
-/// can cause.
+/// The bounds on log lines about a device. A guest can cause as many faults as it likes, which must
+/// not hide errors of the system.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimits {
+    /// Of malformed rings.
+    pub(crate) faults: LogLimit,
+    /// Of errors of the system, the device or the hypervisor.
+    errors: LogLimit,
+}
+
+/// The counts of all rings of a device, by their indexes, and the bounds on log lines about it.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceCounts {
     rings: Arc<[Arc<Padded<QueueCounts>>]>,
-    log_limit: Arc<LogLimit>,
+    limits: Arc<LogLimits>,
 }
 
 impl DeviceCounts {
     /// Counts of zero.
     pub(crate) fn new() -> DeviceCounts {
         let rings = (0..QUEUES_MAX).map(|_| Arc::default()).collect();
-        DeviceCounts { rings, log_limit: Arc::default() }
+        DeviceCounts { rings, limits: Arc::default() }
     }
 
     /// The counts of a ring, for its thread.
@@ -162,15 +174,59 @@ impl DeviceCounts {
         Arc::clone(&self.rings[index])
     }
 
-    /// The bound on log lines that a guest can cause.
-    pub(crate) fn log_limit(&self) -> Arc<LogLimit> {
-        Arc::clone(&self.log_limit)
+    /// The bounds on log lines about the device.
+    pub(crate) fn log_limits(&self) -> Arc<LogLimits> {
+        Arc::clone(&self.limits)
+    }
+
+    /// Logs the error of a message, or of a ring that no message asks for.
+    pub(crate) fn log_error(&self, device: &str, what: &str, error: &Error) {
+        let limit = match is_of_guest(error) {
+            true => &self.limits.faults,
+            false => &self.limits.errors,
+        };
+        if let Some(count) = limit.due(1, Instant::now()) {
+            let more = more_lines(count);
+            tracing::warn!(device, "{what}: {error}{more}");
+        }
+    }
+
+    /// Logs how many lines were left out. While the device is served, a hypervisor that connects
+    /// again and again does not fill the log by this.
+    pub(crate) fn log_rest(&self, device: &str, is_served: bool) {
+        for limit in [&self.limits.faults, &self.limits.errors] {
+            let count = match limit.take() {
+                0 => None,
+                count if is_served => limit.due(count, Instant::now()),
+                count => Some(count),
+            };
+            if let Some(count) = count {
+                tracing::warn!(device, "{count} lines about rings of the device were left out");
+            }
+        }
     }
 
     /// The indexes of the rings that were served, and their counts.
     pub(crate) fn get(&self) -> Vec<(usize, RingCounts)> {
         let all = self.rings.iter().map(|ring| ring.get()).enumerate();
         all.filter(|(_, counts)| *counts != RingCounts::default()).collect()
+    }
+}
+
+/// Whether a guest can cause an error, by the place of a ring or its size.
+fn is_of_guest(error: &Error) -> bool {
+    match error {
+        Error::InvalidParam => true,
+        Error::ReqHandlerError(error) => error.kind() == ErrorKind::InvalidData,
+        _ => false,
+    }
+}
+
+/// The end of a log line that stands for this many.
+pub(crate) fn more_lines(count: u64) -> String {
+    match count {
+        0 | 1 => String::new(),
+        _ => format!("; {} more lines about rings of the device were left out", count - 1),
     }
 }
 

@@ -35,12 +35,14 @@ use blockyard_core::{
     Bio, BufRef, Channel, Completion, Disk, Due, Flags, Nanos, Op, Region, RegionId, Sector, Status,
 };
 use blockyard_os::epoll::{Epoll, Events, Watch, Watched};
+use blockyard_os::map_region;
 use blockyard_os::socket::{self, Interest, Ready, Wake};
-use blockyard_os::{LogLimit, map_region};
 use blockyard_sync::atomics::{AtomicU32, Ordering, spin_hint};
 use blockyard_sync::pad::Padded;
 
-use crate::device::{BOUNCE_BYTES, DeviceShape, QUEUE_ENTRIES_MAX, QueueCounts};
+use crate::device::{
+    BOUNCE_BYTES, DeviceShape, LogLimits, QUEUE_ENTRIES_MAX, QueueCounts, more_lines,
+};
 use crate::inflight::RingRecord;
 use crate::latency_sampler::LatencySampler;
 use crate::memory::{
@@ -98,8 +100,8 @@ pub(crate) struct QueueSetup {
     /// Told when the ring is malformed.
     pub(crate) error: Option<File>,
     pub(crate) counts: Arc<Padded<QueueCounts>>,
-    /// The bound on log lines that the guest can cause.
-    pub(crate) log_limit: Arc<LogLimit>,
+    /// The bounds on log lines about the device.
+    pub(crate) log_limits: Arc<LogLimits>,
     /// The channels of the connection.
     pub(crate) channels: Arc<ChannelGroup>,
     /// The percentage of the time in which the thread may spin, besides the spins that save time.
@@ -346,7 +348,7 @@ impl QueueThread {
         // Release: as in `StopState::enter`.
         self.stop.phase.store(StopState::FAILED, Ordering::Release);
         self.setup.counts.faults.add(1);
-        if let Some(count) = self.setup.log_limit.due(1, Instant::now()) {
+        if let Some(count) = self.setup.log_limits.faults.due(1, Instant::now()) {
             let (queue, more) = (&self.setup.name, more_lines(count));
             tracing::warn!(queue, "the ring is not served any more: {text}{more}");
         }
@@ -892,14 +894,6 @@ impl QueueThread {
                 notify(kick);
             }
         }
-    }
-}
-
-/// The end of a log line that stands for this many.
-pub(crate) fn more_lines(count: u64) -> String {
-    match count {
-        0 | 1 => String::new(),
-        _ => format!("; {} more lines about rings of the device were left out", count - 1),
     }
 }
 

@@ -30,7 +30,6 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::backend::{Backend, END_POLL_INTERVAL};
 use crate::backend_channel::BackendChannel;
 use crate::device::{DeviceCounts, RingCounts};
-use crate::queue::more_lines;
 
 /// How long the server waits after it has refused a hypervisor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -398,6 +397,7 @@ impl ServerShared {
                 }
             }
         }
+        self.counts.log_rest(device, false);
     }
 
     /// Makes a hypervisor the connected one.
@@ -454,6 +454,7 @@ impl ServerShared {
         let ended = self.obey(stream, backend);
         backend.lock().unwrap_or_else(PoisonError::into_inner).close();
         self.state().connected = None;
+        self.counts.log_rest(&self.name, true);
         ended
     }
 
@@ -477,11 +478,7 @@ impl ServerShared {
                 Ok(()) => {}
                 Err(Error::Disconnected) => break,
                 Err(error) if is_refusal(&error) => {
-                    // A guest can cause it by the place of a ring.
-                    if let Some(count) = self.counts.log_limit().due(1, Instant::now()) {
-                        let (device, more) = (&self.name, more_lines(count));
-                        tracing::warn!(device, "a message is refused: {error}{more}");
-                    }
+                    self.counts.log_error(&self.name, "a message is refused", &error);
                 }
                 Err(_) if self.is_stopping() => break,
                 Err(error) => return Err(io::Error::other(error.to_string())),

@@ -221,6 +221,12 @@ impl Guest {
 
     /// Lets the server serve a ring.
     pub(crate) fn start_ring(&mut self, index: usize) {
+        self.set_up_ring(index);
+        self.frontend.set_vring_enable(index, true).unwrap();
+    }
+
+    /// Tells the server all about a ring, but not to serve it.
+    pub(crate) fn set_up_ring(&mut self, index: usize) {
         let ring = &self.rings[index];
         self.frontend.set_vring_num(index, ENTRIES).unwrap();
         self.frontend.set_vring_base(index, 0).unwrap();
@@ -228,7 +234,6 @@ impl Guest {
         self.frontend.set_vring_call(index, &ring.call).unwrap();
         self.frontend.set_vring_err(index, &ring.error).unwrap();
         self.frontend.set_vring_kick(index, &ring.kick).unwrap();
-        self.frontend.set_vring_enable(index, true).unwrap();
     }
 
     /// Where a ring lies, in this process.
