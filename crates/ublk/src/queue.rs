@@ -811,7 +811,7 @@ mod tests {
     use blockyard_testing::allocations::Counting;
 
     use super::*;
-    use crate::abi::DESCRIPTOR_BYTES;
+    use crate::abi::{DESCRIPTOR_BYTES, Descriptor, data_offset, io_flag, op};
 
     #[global_allocator]
     static ALLOCATOR: Counting = Counting;
@@ -821,7 +821,10 @@ mod tests {
     const READ: [u32; 6] = [0, 8, 0, 0, 0, 0];
 
     fn disk() -> Arc<dyn Disk> {
-        let config = NullConfig { size: 1 << 20, ..NullConfig::default() };
+        disk_of(NullConfig { size: 1 << 20, ..NullConfig::default() })
+    }
+
+    fn disk_of(config: NullConfig) -> Arc<dyn Disk> {
         let (null, config) = (Null::open(config).unwrap(), ChannelConfig { depth: DEPTH });
         Arc::new(Composed::new("d".to_owned(), "null", null, config))
     }
@@ -876,6 +879,7 @@ mod tests {
     /// the data of reads, and refuses commands.
     struct Fixture {
         prepared: Prepared,
+        kernel: File,
         device: Arc<CharDevice>,
         shape: Arc<DeviceShape>,
         orders: Sender<QueueOrder>,
@@ -889,6 +893,8 @@ mod tests {
             let descriptors = READ.map(u32::to_ne_bytes).concat().repeat(DEPTH.into());
             assert_eq!(descriptors.len(), usize::from(DEPTH) * DESCRIPTOR_BYTES);
             kernel.write_all_at(&descriptors, 0).unwrap();
+            // The data of writes are zeros.
+            kernel.set_len(data_offset(0, DEPTH)).unwrap();
             let shape = Arc::new(DeviceShape::of(disk.as_ref()).unwrap());
             let ((orders, taken), (given, answers)) = (channel(), channel());
             let wake = Arc::new(Wake::new().unwrap());
@@ -903,8 +909,8 @@ mod tests {
             };
             let queue = OrderQueue { orders: taken, answers: given, wake };
             let prepared = Prepared::new(setup, queue).unwrap();
-            let device = Arc::new(CharDevice::of_file(kernel));
-            let mut fixture = Fixture { prepared, device, shape, orders, answers };
+            let device = Arc::new(CharDevice::of_file(kernel.try_clone().unwrap()));
+            let mut fixture = Fixture { prepared, kernel, device, shape, orders, answers };
             fixture.with(|thread| (0..DEPTH).for_each(|tag| thread.command(FETCH, tag, 0, 0)));
             fixture
         }
@@ -931,6 +937,13 @@ mod tests {
         fn arrive(&mut self, tag: u16) -> Tag {
             self.with(|thread| thread.arrived(tag, 0));
             self.tag(tag)
+        }
+
+        /// The kernel describes the next request with tag 0.
+        fn describe(&self, it: Descriptor) {
+            let [low, high] = [it.sector as u32, (it.sector >> 32) as u32];
+            let words = [u32::from(it.op) | it.flags, it.count, low, high, 0, 0];
+            self.kernel.write_all_at(&words.map(u32::to_ne_bytes).concat(), 0).unwrap();
         }
 
         /// A round of the thread.
@@ -977,7 +990,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_allocate_nothing() {
+    fn several_reads_at_once_allocate_nothing() {
         let mut queue = Fixture::new(disk());
         for round in 0..4 {
             queue.with(|thread| {
@@ -988,6 +1001,72 @@ mod tests {
             });
             assert_eq!(queue.counts(), ((round + 1) * u64::from(DEPTH), 0));
         }
+    }
+
+    /// Executes requests in turn, several times, and asserts that they succeed and that only the
+    /// first time allocates.
+    fn allocate_nothing(config: NullConfig, requests: &[Descriptor]) {
+        let mut queue = Fixture::new(disk_of(config));
+        let mut executed = 0;
+        for round in 0..4 {
+            for request in requests {
+                queue.describe(*request);
+                queue.with(|thread| {
+                    let before = Counting::made();
+                    thread.arrived(0, 0);
+                    thread.execute();
+                    let made = Counting::made() - before;
+                    assert!(round == 0 || made == 0, "{made} by {request:?}");
+                });
+                executed += 1;
+                assert_eq!(queue.counts(), (executed, 0), "{request:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_operation_allocates_nothing() {
+        let it = |op, sector, count| Descriptor { op, flags: 0, count, sector };
+        let with = |flags, it| Descriptor { flags, ..it };
+        let memory = NullConfig {
+            size: 8 << 20,
+            memory_backed: true,
+            cache_size: 1 << 20,
+            discard: true,
+            ..NullConfig::default()
+        };
+        let plain = [
+            it(op::WRITE, 0, 8),
+            with(io_flag::FUA, it(op::WRITE, 8, 8)),
+            it(op::READ, 0, 16),
+            it(op::FLUSH, 0, 0),
+            it(op::WRITE_ZEROES, 0, 8),
+            with(io_flag::NOUNMAP, it(op::WRITE_ZEROES, 8, 8)),
+            it(op::DISCARD, 0, 16),
+        ];
+        allocate_nothing(memory.clone(), &plain);
+        let zoned = NullConfig {
+            zoned: true,
+            zone_size: 1 << 20,
+            zone_nr_conv: 1,
+            cache_size: 0,
+            discard: false,
+            ..memory
+        };
+        let zone = 2048;
+        let managed = [
+            it(op::ZONE_OPEN, zone, zone as u32),
+            it(op::WRITE, zone, 8),
+            with(io_flag::FUA, it(op::WRITE, zone + 8, 8)),
+            it(op::ZONE_APPEND, zone, 8),
+            it(op::READ, zone, 24),
+            it(op::ZONE_CLOSE, zone, zone as u32),
+            it(op::ZONE_FINISH, zone, zone as u32),
+            it(op::REPORT_ZONES, 0, 8),
+            it(op::ZONE_RESET, zone, zone as u32),
+            it(op::ZONE_RESET_ALL, 0, 0),
+        ];
+        allocate_nothing(zoned, &managed);
     }
 
     #[test]
