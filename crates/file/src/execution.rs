@@ -293,7 +293,86 @@ pub(crate) fn status_of(errno: i32) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_core::blocking::Io;
+    use blockyard_core::zone::ZoneInfo;
+    use blockyard_core::{
+        Batch, CompletionBatch, Device, DeviceError, DeviceQueue, Due, Geometry, Limits, Nanos,
+        Sector,
+    };
+    use blockyard_testing::channel::channel;
+
     use super::*;
+
+    /// A device whose system calls end with 0, as if its file had become shorter.
+    struct Short(Geometry, Limits);
+
+    impl Device for Short {
+        type Queue = ShortQueue;
+
+        fn geometry(&self) -> &Geometry {
+            &self.0
+        }
+
+        fn limits(&self) -> &Limits {
+            &self.1
+        }
+
+        fn open_queue(&self) -> Result<ShortQueue, DeviceError> {
+            Ok(ShortQueue)
+        }
+
+        fn report_zones(
+            &self,
+            _: Sector,
+            _: usize,
+            _: &mut Vec<ZoneInfo>,
+        ) -> Result<(), DeviceError> {
+            Ok(())
+        }
+    }
+
+    struct ShortQueue;
+
+    impl DeviceQueue for ShortQueue {
+        fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
+            let mut bounces = Bounces::new(1);
+            while let Some(started) = batch.next() {
+                let mut execution = Execution::new(started, &mut bounces).unwrap();
+                let next = execution.ended(0, &bounces);
+                let Next::Done(status) = next else { panic!("{next:?}") };
+                // The test learns it by the status.
+                let lost = if execution.loses_writes(status) { Status::Medium } else { status };
+                done.complete(execution.into_started(&mut bounces), lost);
+            }
+        }
+
+        fn poll(&mut self, _: Nanos, _: &mut CompletionBatch) {}
+
+        fn room(&self) -> usize {
+            1
+        }
+
+        fn due(&self) -> Due {
+            Due::Never
+        }
+    }
+
+    /// The bug: the number of an error was made of the result, and that of 0 says "Success".
+    #[test]
+    fn write_of_no_byte_fails_and_loses_writes_if_it_syncs() {
+        let geometry = Geometry {
+            sectors: 64,
+            logical_block_bytes: 512,
+            physical_block_bytes: 512,
+            zones: None,
+        };
+        let limits = Limits { fua: true, write_cache: true, ..Limits::unlimited(8) };
+        let mut io = Io::new(channel(&Arc::new(Short(geometry, limits))), 4096);
+        let write = |io: &mut Io, flags| io.write(Sector(0), &[0; 512], flags).unwrap_err();
+        assert_eq!(write(&mut io, Flags::NONE), Status::IoErr);
+        assert_eq!(write(&mut io, Flags::FUA), Status::Medium);
+        assert_eq!(io.read(Sector(0), &mut [0; 512]).unwrap_err(), Status::IoErr);
+    }
 
     #[test]
     fn sync_is_repeated_only_if_it_never_began() {

@@ -6,9 +6,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use blockyard_core::{Bio, BufRef, Completion, Device, Flags, Op, Region, Sector, Status};
+use blockyard_core::zone::ZoneInfo;
+use blockyard_core::{
+    Bio, BufRef, Completion, Device, DeviceError, Flags, Geometry, Limits, Op, Region, Sector,
+    Status,
+};
 use blockyard_file::{Direct, FileConfig, FileDevice, FileDeviceError, IoEngine};
 use blockyard_testing::channel::{channel, handle};
+use blockyard_testing::log_lines::LogLines;
 use blockyard_testing::temp_dir::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -231,5 +236,53 @@ fn read_after_the_end_of_a_truncated_file_fails() {
         io.read(Sector(0), &mut [0; 4096]).unwrap();
         let error = io.read(Sector(1024), &mut [0; 4096]).unwrap_err();
         assert_eq!(error, Status::IoErr, "{config:?}");
+    }
+}
+
+/// A file that is open for reading, as a device that is written and executes FUA itself.
+struct Unwritable(FileDevice, Limits);
+
+impl Device for Unwritable {
+    type Queue = <FileDevice as Device>::Queue;
+
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.1
+    }
+
+    fn open_queue(&self) -> Result<Self::Queue, DeviceError> {
+        self.0.open_queue()
+    }
+
+    fn report_zones(
+        &self,
+        from: Sector,
+        zones_max: usize,
+        out: &mut Vec<ZoneInfo>,
+    ) -> Result<(), DeviceError> {
+        self.0.report_zones(from, zones_max, out)
+    }
+}
+
+/// The bug: the log named a flush where a write with FUA had failed.
+#[test]
+fn failed_write_with_fua_latches_the_device_and_is_named() {
+    let place = place("fua-refused");
+    let log = LogLines::with("fua-refused");
+    for (count, io) in [(1, IoEngine::Uring), (2, IoEngine::Blocking)] {
+        let config = FileConfig { io, read_only: true, ..sized(&place.fresh(), MIB) };
+        let device = FileDevice::open(&config).unwrap();
+        let status = device.status();
+        let limits = Limits { read_only: false, fua: true, ..*device.limits() };
+        let mut io = handle(&Arc::new(Unwritable(device, limits)));
+        assert_eq!(io.write(Sector(0), &[1; 4096], Flags::NONE), Err(Status::IoErr));
+        assert!(!status.is_latched());
+        assert_eq!(io.write(Sector(0), &[1; 4096], Flags::FUA), Err(Status::IoErr));
+        assert!(status.is_latched());
+        let named = log.lines().iter().filter(|it| it.contains("a write with FUA failed")).count();
+        assert_eq!((named, log.lines().len()), (count, count), "{:?}", log.lines());
     }
 }
