@@ -505,19 +505,25 @@ fn servers_that_stop_together_share_the_deadline() {
     let targets = [(); 2].map(|()| target_with(options.clone()));
     let hosts = [0, 1].map(|at| {
         let target = &targets[at];
-        target.subsystems.add("held", FaultyDisk::serving(Fault::Holds, &gate)).unwrap();
-        let held = "nqn.2026-11.io.blockyard:held";
-        let (admin, controller) = target.admin(held, 0);
-        let mut io = target.io(held, controller, 0, 0);
-        io.capsule(pointed(command(0x02, 0, 1), 0x5a, 512), &[]);
-        gate.await_looks(1);
+        target.subsystems.add("blocks", FaultyDisk::serving(Fault::Blocks, &gate)).unwrap();
+        let blocks = "nqn.2026-11.io.blockyard:blocks";
+        let (admin, controller) = target.admin(blocks, 0);
+        let mut io = target.io(blocks, controller, 0, 0);
+        io.capsule(pointed(command(READ, 0, 1), 0x5a, 512), &[]);
+        gate.await_blocked();
         (admin, io)
     });
-    // The device completes no read: a server that does not share the deadline waits for an hour.
-    TargetServer::stop_all(&[&targets[0].server, &targets[1].server], Instant::now());
-    for (mut admin, mut io) in hosts {
-        while io.receive().is_some() {}
-        while admin.receive().is_some() {}
-    }
-    gate.open();
+    std::thread::scope(|scope| {
+        let servers = [&targets[0].server, &targets[1].server];
+        let stop = scope.spawn(move || TargetServer::stop_all(&servers, Instant::now()));
+        // A server that does not share the deadline waits for an hour, or for the device.
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !stop.is_finished() && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        let has_stopped = stop.is_finished();
+        gate.open();
+        assert!(has_stopped, "it waits for the hosts of each server");
+    });
+    drop(hosts);
 }
