@@ -44,6 +44,7 @@ use blockyard_sync::atomics::{AtomicBool, Ordering};
 
 use crate::connection::{AfterTurn, HostConnection, Wait};
 use crate::dh_worker::DhWorker;
+use crate::fabrics::DISCOVERY_NQN;
 use crate::host_link::{CUT_GRACE, HostLink};
 use crate::namespace_queue::DeviceWatch;
 use crate::server::TargetShared;
@@ -543,7 +544,9 @@ impl Served {
             tracing::error!(id = link.id, peer = link.peer, "a connection has not ended cleanly");
         }
         let logs = self._end.owner.logs();
-        let log = if link.role.get().is_some() { &logs.hosts } else { &logs.strangers };
+        // Discovery needs no secret.
+        let is_host = link.role.get().is_some_and(|role| role.subsystem != DISCOVERY_NQN);
+        let log = if is_host { &logs.hosts } else { &logs.strangers };
         match self.connection.outcome() {
             Ok(None) => tracing::debug!(id = link.id, peer = link.peer, "left"),
             Ok(Some(_)) | Err(_) if !log.permits() => {}

@@ -24,7 +24,7 @@
 //!    queue ends before all of them have given their answers to their sockets, and the admin queue
 //!    ends last.
 //! 5. CSTS.RDY returns to 0, and CSTS.SHST becomes complete, when the last connection of an I/O
-//!    queue has ended and so has the last command of the host.
+//!    queue has ended and so has the last command of the host, except for removed devices.
 #![allow(clippy::disallowed_types)] // Control plane: no lock is taken for an I/O.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

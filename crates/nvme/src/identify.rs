@@ -50,7 +50,7 @@ pub mod cns {
 pub struct DiskContents {
     /// What has the data, wherever it is served: a random number of a pool, for example.
     pub origin: String,
-    /// Another one after the data were replaced.
+    /// One more after the data were replaced.
     pub version: u64,
 }
 
@@ -73,8 +73,9 @@ impl Identity {
     ///
     /// Another version of the contents gives the namespace another UUID: a host that has pages of
     /// an earlier one in its cache then does not take the namespace for the one that it knew. It
-    /// also gives the namespace another number, except by a chance of 1 in [`NSID_MAX`]: a host
-    /// that has lost its connection sends the commands that it has kept before it looks at UUIDs.
+    /// also gives the namespace another number, other than the last [`NSID_MAX`] − 1 versions of
+    /// the same device had: a host that has lost its connection sends the commands that it has kept
+    /// before it looks at UUIDs.
     pub fn of(nqn: String, host: &str, contents: Option<&DiskContents>) -> Identity {
         let (origin, version) = match contents {
             Some(DiskContents { origin, version }) => (&**origin, version.to_string()),
@@ -82,17 +83,21 @@ impl Identity {
         };
         // `host` must not be computable from what the network shows (machine-id(5)).
         let key = hmac::Key::new(hmac::HMAC_SHA256, origin.as_bytes());
-        let serial = hmac::sign(&key, nqn.as_bytes());
-        let serial = serial.as_ref().iter().take(10).map(|byte| format!("{byte:02x}")).collect();
+        let of_name = hmac::sign(&key, nqn.as_bytes());
+        let (serial, base) = of_name.as_ref().split_at(10);
+        let serial = serial.iter().map(|byte| format!("{byte:02x}")).collect();
         // An NQN has no NUL.
         let tag = hmac::sign(&key, format!("{nqn}\0{version}").as_bytes());
-        let (uuid, rest) = tag.as_ref().split_at(16);
-        let mut uuid: [u8; 16] = uuid.try_into().expect("16 bytes");
+        let mut uuid: [u8; 16] = tag.as_ref()[..16].try_into().expect("16 bytes");
         // Version 8: made by a rule of its own. The variant of RFC 9562.
         uuid[6] = 0x80 | uuid[6] & 0x0f;
         uuid[8] = 0x80 | uuid[8] & 0x3f;
         let nsid = match contents {
-            Some(_) => 1 + u32_at(rest, 0) % NSID_MAX,
+            // A version is the one before it and 1: `NSID_MAX` in succession have other numbers.
+            Some(DiskContents { version, .. }) => {
+                let step = (version % u64::from(NSID_MAX)) as u32; // Less than `NSID_MAX`.
+                1 + (u32_at(base, 0) % NSID_MAX + step) % NSID_MAX
+            }
             None => NSID,
         };
         Identity { nqn, serial, uuid, nsid }
@@ -349,6 +354,8 @@ pub fn command_sets(features: &ControllerFeatures) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::namespace::ZonedShape;
     use crate::wire::{u16_at, u64_at};
@@ -401,12 +408,16 @@ mod tests {
         let first = of("host", 2);
         assert_eq!(first.serial, "115fd50ada18933a702f");
         assert_eq!(u128::from_be_bytes(first.uuid), 0x4a4d_d6a2_9432_86a3_b71c_faf6_32d0_22ea);
-        assert_eq!(first.nsid, 2581);
+        assert_eq!(first.nsid, 1517);
         assert_eq!(of("other", 2), first, "a standby has taken the pool over");
         let second = of("host", 3);
         assert_eq!(second.serial, first.serial, "the subsystem is the same");
         assert!(second.uuid != first.uuid && second.nsid != first.nsid);
         assert!((0..100_000).all(|version| (1..=NSID_MAX).contains(&of("", version).nsid)));
+        // No two of `NSID_MAX` versions in succession have the same number.
+        let numbers: HashSet<u32> =
+            (7..).take(NSID_MAX as usize).map(|version| of("", version).nsid).collect();
+        assert_eq!(numbers.len(), NSID_MAX as usize);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! NVMe hosts and hypervisors in lists, metrics and refusals; listeners; a volume that grows.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -281,6 +282,24 @@ fn the_latency_of_a_hypervisor_counts_its_requests() {
     }
 }
 
+/// The number of the first active namespace, of an NVMe connection for the admin queue.
+fn only_namespace(admin: &mut TcpStream) -> u32 {
+    let mut identify = [0; 72];
+    (identify[0], identify[2], identify[4], identify[8], identify[9]) = (4, 72, 72, 6, 0x40);
+    // The structure of 4096 bytes: CNS 02h, the active namespaces after 0.
+    identify[40..44].copy_from_slice(&4096_u32.to_le_bytes());
+    (identify[47], identify[48]) = (0x5a, 2);
+    admin.write_all(&identify).unwrap();
+    let mut answer = [0; 24 + 4096];
+    admin.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], 7, "C2HData");
+    // Without the flag SUCCESS a completion follows.
+    if answer[1] & 8 == 0 {
+        admin.read_exact(&mut [0; 24]).unwrap();
+    }
+    u32::from_le_bytes(std::array::from_fn(|at| answer[24 + at]))
+}
+
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
 /// NBD clients cannot learn a new length, so the volume must have none. NVMe hosts can.
@@ -306,7 +325,8 @@ fn a_volume_grows_under_an_nvme_host_and_does_not_shrink() {
     // Reads the last block of a volume of this length; `false` if it is beyond the end.
     let block = shown.logical_block_bytes;
     let mut read = [0; 72];
-    (read[0], read[2], read[4], read[8], read[9], read[12]) = (4, 72, 72, 2, 0x40, 1);
+    (read[0], read[2], read[4], read[8], read[9]) = (4, 72, 72, 2, 0x40);
+    read[12..16].copy_from_slice(&only_namespace(&mut admin).to_le_bytes());
     read[40..44].copy_from_slice(&block.to_le_bytes());
     read[47] = 0x5a;
     let mut read_last = |mib: u64| {
