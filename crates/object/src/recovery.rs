@@ -1,12 +1,15 @@
 //! Opening a pool: takes a new epoch, seals the older ones, and replays their batches.
 //!
-//! 1. Read the manifest, and replace it by one that names a new epoch. If another opener takes an
-//!    epoch first, this one gets an error. If the manifest changes otherwise, it tries again.
-//! 2. Seal each older epoch that the manifest names: create the seal in the place of the first
-//!    batch that is not there. If a batch is there, replay it, and try the next place.
-//! 3. The own batches begin at number 0 of the new epoch.
+//! 1. Read the manifest, the table and the batches ([`look_first`]). If one of them cannot be used,
+//!    the opening fails, and the pool stays with the opener that has it.
+//! 2. Replace the manifest by one that names a new epoch. If another opener takes an epoch first,
+//!    this one gets an error. If the manifest changes otherwise, it tries again.
+//! 3. Seal each older epoch that the manifest names: create the seal in the place of the first
+//!    batch that is not there. If a batch is there, replay it, and try the next place. Batches that
+//!    were read in step 1 are not read again, unless the manifest has changed since.
+//! 4. The own batches begin at number 0 of the new epoch.
 //!
-//! From step 1 on the opener renews the lease ([`crate::lease`]): a standby must not take an opener
+//! From step 2 on the opener renews the lease ([`crate::lease`]): a standby must not take an opener
 //! that replays for long for one that has died.
 //!
 //! The manifest alone does not stop the writer of an older epoch, because it does not read the
@@ -39,6 +42,10 @@ const AHEAD: usize = UPLOADS_MAX + 1;
 
 /// How often a reader begins, while the writer removes what the reader needs.
 const LOOKS_MAX: usize = 10;
+
+/// Bytes of batches after which [`look_first`] ends: the opener that has the pool may write faster
+/// than they are read. One that has ended leaves fewer, in general.
+const FIRST_LOOK_BYTES_MAX: u64 = 256 << 20;
 
 /// The manifest and its entity tag; `None` if there is no pool.
 pub(crate) async fn manifest(
@@ -92,7 +99,7 @@ pub(crate) async fn is_empty(
         return Ok(false);
     }
     let found = look_with_ends(client, keep_bytes).await?;
-    Ok(found.is_some_and(|(state, _)| has_no_files(&state)))
+    Ok(found.is_some_and(|look| has_no_files(&look.state)))
 }
 
 fn has_no_files(state: &State) -> bool {
@@ -115,7 +122,8 @@ pub(crate) async fn seal_if_empty(
     if manifest.superblock.is_some() {
         return Ok(false);
     }
-    let Some((state, ends)) = look_with_ends(client, keep_bytes).await? else { return Ok(false) };
+    let found = look_with_ends(client, keep_bytes).await?;
+    let Some(Look { state, ends }) = found else { return Ok(false) };
     if !has_no_files(&state) || state.manifest.id != manifest.id {
         return Ok(false);
     }
@@ -142,20 +150,67 @@ pub(crate) struct OwnLog {
     pub(crate) acknowledges: bool,
 }
 
+/// A pool as it was read from one manifest.
+#[derive(Debug)]
+pub(crate) struct Look {
+    state: State,
+    /// Where the epochs end, in the order of the manifest.
+    ends: Vec<EpochEnd>,
+}
+
+impl Look {
+    /// Whether a replay by the next manifest may go on from here. A batch of an epoch that has no
+    /// seal yet would have to precede those of the epochs after it.
+    fn is_before(&self, new: &Manifest) -> bool {
+        let last = self.ends.len().saturating_sub(1);
+        self.state.manifest.changes + 1 == new.changes
+            && self.ends.len() + 1 == new.replays.len()
+            && self.ends[..last].iter().all(|end| end.is_sealed)
+    }
+}
+
+/// Reads the pool of a manifest before this opener takes it over: the table and the batches, up to
+/// a limit. `None` if the opener that has it compacts it too often.
+///
+/// # Errors
+/// If an object is missing or damaged, so that this opener could not use the pool.
+pub(crate) async fn look_first(
+    client: &Arc<ObjectClient>,
+    found: (Manifest, String),
+    keep_bytes: usize,
+) -> Result<Option<Look>, BucketError> {
+    match look_from(client, found, (keep_bytes, FIRST_LOOK_BYTES_MAX)).await {
+        Err(BucketError::Changing) => Ok(None),
+        read => read,
+    }
+}
+
 /// Replays a pool for use, with the manifest in which this opener has taken its epoch, and the
 /// entity tag of that: seals the epochs of older openers, and replays their batches. `keep_bytes`
-/// is the length of batches that are not kept in memory.
+/// is the length of batches that are not kept in memory. `look` is the result of [`look_first`].
 pub(crate) async fn replay(
     client: &Arc<ObjectClient>,
     (new, e_tag): (Manifest, String),
+    look: Option<Look>,
     keep_bytes: usize,
 ) -> Result<State, BucketError> {
     let header = header_of(&new);
-    let space = table(client, &new).await?;
-    let mut state = State::new(header, space, new, e_tag);
-    let older = state.manifest.replays.clone();
-    for replay in &older[..older.len() - 1] {
-        let end = replay_epoch(client, &mut state, replay, Some(header), keep_bytes).await?;
+    let older = new.replays[..new.replays.len() - 1].to_vec();
+    let (mut state, ends) = match look.filter(|look| look.is_before(&new)) {
+        Some(Look { mut state, ends }) => {
+            (state.header, state.manifest, state.e_tag) = (header, new, e_tag);
+            (state, ends)
+        }
+        None => {
+            let space = table(client, &new).await?;
+            (State::new(header, space, new, e_tag), older.iter().map(EpochEnd::before).collect())
+        }
+    };
+    for mut end in ends {
+        if !end.is_sealed {
+            let limits = (keep_bytes, u64::MAX);
+            end = replay_epoch(client, &mut state, end, Some(header), limits).await?;
+        }
         tell_of_missing(client.title(), &mut state, &end);
     }
     state.current = state.durable.clone();
@@ -246,7 +301,7 @@ pub(crate) async fn look(
     keep_bytes: usize,
     log: Option<&Path>,
 ) -> Result<Option<State>, BucketError> {
-    let Some((mut state, ends)) = look_with_ends(client, keep_bytes).await? else {
+    let Some(Look { mut state, ends }) = look_with_ends(client, keep_bytes).await? else {
         return Ok(None);
     };
     if let Some(directory) = log
@@ -262,50 +317,63 @@ pub(crate) async fn look(
     Ok(Some(state))
 }
 
-/// As [`look`]. Returns also where the epochs end.
+/// As [`look`], without a local log.
 async fn look_with_ends(
     client: &Arc<ObjectClient>,
     keep_bytes: usize,
-) -> Result<Option<(State, Vec<EpochEnd>)>, BucketError> {
+) -> Result<Option<Look>, BucketError> {
+    match manifest(client).await? {
+        Some(found) => look_from(client, found, (keep_bytes, u64::MAX)).await,
+        None => Ok(None),
+    }
+}
+
+/// As [`look_with_ends`], with a manifest that was read before. A second limit is that of the bytes
+/// of batches that are read.
+async fn look_from(
+    client: &Arc<ObjectClient>,
+    mut found: (Manifest, String),
+    limits: (usize, u64),
+) -> Result<Option<Look>, BucketError> {
     for _ in 0..LOOKS_MAX {
-        let Some(found) = manifest(client).await? else { return Ok(None) };
         let changes = found.0.changes;
-        let read = look_once(client, found, keep_bytes).await;
-        let Some((now, _)) = manifest(client).await? else { return Ok(None) };
+        let read = look_once(client, found, limits).await;
+        let Some(now) = manifest(client).await? else { return Ok(None) };
         match read {
-            Ok((state, ends)) if ends.iter().all(|end| end.is_certain(&now)) => {
-                return Ok(Some((state, ends)));
+            Ok(look) if look.ends.iter().all(|end| end.is_certain(&now.0)) => {
+                return Ok(Some(look));
             }
-            Err(error) if now.changes == changes => return Err(error),
-            Err(BucketError::Missing { .. }) | Ok(_) => {}
+            Err(error) if now.0.changes == changes => return Err(error),
+            Err(BucketError::Missing { .. }) | Ok(_) => found = now,
             Err(error) => return Err(error),
         }
     }
     Err(BucketError::Changing)
 }
 
-/// As [`look`], from one manifest. Returns also where the epochs end.
+/// As [`look_from`], from one manifest.
 async fn look_once(
     client: &Arc<ObjectClient>,
     (manifest, e_tag): (Manifest, String),
-    keep_bytes: usize,
-) -> Result<(State, Vec<EpochEnd>), BucketError> {
+    limits: (usize, u64),
+) -> Result<Look, BucketError> {
     let header = ObjectHeader { writer: [0; 16], ..header_of(&manifest) };
     let space = table(client, &manifest).await?;
     let mut state = State::new(header, space, manifest, e_tag);
     let mut ends = Vec::new();
     for replay in state.manifest.replays.clone() {
-        ends.push(replay_epoch(client, &mut state, &replay, None, keep_bytes).await?);
+        let from = EpochEnd::before(&replay);
+        ends.push(replay_epoch(client, &mut state, from, None, limits).await?);
     }
     state.current = state.durable.clone();
-    Ok((state, ends))
+    Ok(Look { state, ends })
 }
 
-/// Where the replay of an epoch ended.
+/// How far an epoch is replayed.
 #[derive(Clone, Copy, Debug)]
 struct EpochEnd {
     epoch: u64,
-    /// The number of the seal, or of the first batch that was not found.
+    /// The number of the seal, or of the first batch that was not replayed.
     number: u64,
     is_sealed: bool,
     /// When the last batch ended whose end is known, in milliseconds since 1970; 0 without one.
@@ -313,6 +381,11 @@ struct EpochEnd {
 }
 
 impl EpochEnd {
+    /// Nothing is replayed.
+    fn before(replay: &Replay) -> EpochEnd {
+        EpochEnd { epoch: replay.epoch, number: replay.first, is_sealed: false, ended_ms: 0 }
+    }
+
     /// Whether all batches of the epoch were found. `now` is a manifest that was read after them:
     /// what was removed before is a batch below the first one of it.
     fn is_certain(&self, now: &Manifest) -> bool {
@@ -366,19 +439,21 @@ async fn table(client: &Arc<ObjectClient>, manifest: &Manifest) -> Result<PoolIm
     Ok(space)
 }
 
-/// Replays the batches of an epoch up to its end. With `seal`, the end is sealed by an object of
-/// this writer.
+/// Replays the batches of an epoch up to its end, or until `bytes_max` were replayed. With `seal`,
+/// the end is sealed by an object of this writer.
 async fn replay_epoch(
     client: &Arc<ObjectClient>,
     state: &mut State,
-    replay: &Replay,
+    from: EpochEnd,
     seal: Option<ObjectHeader>,
-    keep_bytes: usize,
+    (keep_bytes, bytes_max): (usize, u64),
 ) -> Result<EpochEnd, BucketError> {
-    let (epoch, mut reads) = (replay.epoch, BatchReads::new());
-    let (mut number, mut next) = (replay.first, replay.first);
-    let mut last_ms = 0;
+    let EpochEnd { epoch, mut number, ended_ms: mut last_ms, .. } = from;
+    let (mut reads, mut next) = (BatchReads::new(), number);
     let is_sealed = loop {
+        if state.behind_bytes >= bytes_max {
+            break false;
+        }
         while reads.len() < AHEAD {
             let (client, object) = (client.clone(), ObjectId::batch(epoch, next));
             reads.push_back(tokio::spawn(

@@ -154,7 +154,8 @@ impl Opening<'_> {
         Ok(capacity)
     }
 
-    /// Takes a new epoch, and replays the older ones. Renews the lease meanwhile.
+    /// Takes a new epoch, if what it needs can be read, and replays the older ones. Renews the lease
+    /// meanwhile.
     async fn take(
         &self,
         client: &Arc<ObjectClient>,
@@ -162,6 +163,7 @@ impl Opening<'_> {
         opener: ([u8; 16], &OwnLog),
         mut settings: BucketSettings,
     ) -> Result<(State, OwnLease), BucketError> {
+        let look = recovery::look_first(client, found.clone(), settings.keep_bytes).await?;
         let new = recovery::take_epoch(client, found, opener, self.after).await?;
         let header = recovery::header_of(&new.0);
         if settings.lease.is_none() {
@@ -169,7 +171,7 @@ impl Opening<'_> {
             settings.lease = lease::inherit(client, &header, earlier).await?;
         }
         let mut lease = OwnLease::new(client, header, settings);
-        let replay = recovery::replay(client, new, settings.keep_bytes);
+        let replay = recovery::replay(client, new, look, settings.keep_bytes);
         let state = match &mut lease.keeping {
             None => replay.await?,
             Some(keeping) => tokio::select! {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::connection::{Connection, Moment, pass};
 use crate::machine::{formatted, local_settings, log_folder, runtime, settings};
-use crate::storage::{idle, object, replace, with_segments, write};
+use crate::storage::{call_before_first_put, idle, object, replace, with_segments, write};
 
 const LENGTH: Duration = Duration::from_secs(30);
 
@@ -188,13 +188,13 @@ fn requests_are_refused_after_a_long_outage_until_the_lease_is_renewed() {
 #[test]
 fn the_lease_is_written_before_the_replay_and_renewed_in_it() {
     let store = with_segments(4);
-    let before = {
-        let place = Place::open_by(Connection::new(&store), idle(), Opening::default()).unwrap();
-        (0..200).for_each(|value| write(&place.pool, 0, value).unwrap());
-        place.pool.epoch()
-    };
+    let place = Place::open_by(Connection::new(&store), idle(), Opening::default()).unwrap();
+    let before = place.pool.epoch();
     let connection = Connection::new(&store);
     connection.plan().delay = Duration::from_secs(2);
+    // What the opening has not read before it replaces the manifest.
+    let write_more = move || (0..200).for_each(|value| write(&place.pool, 0, value).unwrap());
+    call_before_first_put(&connection, write_more);
     let (seen, other) = (Arc::new(Mutex::new(None)), Arc::clone(&store));
     let found = Arc::clone(&seen);
     let look = move || *found.lock().unwrap() = Some(lease(&other));

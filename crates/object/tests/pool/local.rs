@@ -129,7 +129,7 @@ fn opened(store: &Arc<InMemory>, log: &Path) -> Blocks {
 #[test]
 fn a_machine_that_stops_at_any_request_loses_nothing_of_its_own() {
     let (mut count, mut with_lag) = (0, 0);
-    for cut_after in 0..100 {
+    for cut_after in 0..120 {
         let (store, folder) = (formatted(), log_folder());
         let Some(Stopped { history, uploaded }) = stopped(&store, folder.path(), cut_after) else {
             continue;
@@ -159,8 +159,8 @@ fn a_machine_that_stops_at_any_request_loses_nothing_of_its_own() {
 #[test]
 fn an_opening_that_stops_at_any_request_loses_nothing() {
     let mut count = 0;
-    for cut_after in [30, 34, 40, 50] {
-        for stops_after in 0..40 {
+    for cut_after in [50, 54, 60, 70] {
+        for stops_after in 0..60 {
             let (store, folder) = (formatted(), log_folder());
             let first = stopped(&store, folder.path(), cut_after).unwrap();
             let connection = Connection::new(&store);
@@ -186,7 +186,7 @@ fn a_log_that_is_restored_from_a_copy_is_not_that_of_a_later_opener() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
     }
-    stopped(&store, folder.path(), 60).unwrap();
+    stopped(&store, folder.path(), 80).unwrap();
     let connection = Connection::new(&store);
     let machine = Machine::open_with(&connection, None, Some(copy.path())).unwrap();
     assert!(machine.store().upload_status().missing_since_ms.is_some());
@@ -199,7 +199,7 @@ fn a_machine_that_was_taken_over_does_not_replay_its_log() {
     let (mut count, mut taken_over) = (0, 0);
     for number in 1.. {
         let (store, folder) = (formatted(), log_folder());
-        let before = stopped(&store, folder.path(), 30).unwrap();
+        let before = stopped(&store, folder.path(), 50).unwrap();
         let elsewhere = log_folder();
         let second: Arc<Mutex<Option<(History, u64)>>> = Arc::default();
         let (result, other) = (Arc::clone(&second), Arc::clone(&store));

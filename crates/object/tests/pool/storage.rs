@@ -430,26 +430,43 @@ fn a_cache_that_cannot_be_used_does_not_end_the_writer() {
 /// The writer compacts the pool, and replaces the manifest, while another machine takes it over.
 #[test]
 fn a_pool_is_taken_over_from_a_writer_that_compacts_it() {
-    let store = with_segments(4);
-    let writer = open(&store, settings());
-    let epoch = writer.epoch();
-    let expected = Arc::new(Mutex::new(None));
-    let (result, other) = (Arc::clone(&expected), Arc::clone(&store));
-    let run = move || {
-        let changes = manifest(&other).changes;
-        write_each(&writer, 0..60);
-        assert!(manifest(&other).changes > changes, "no compaction");
-        *result.lock().unwrap() = Some((contents(&writer), writer));
-    };
-    let connection = Connection::new(&store);
-    // The first request reads the manifest, and the second one replaces it.
-    connection.plan().hook = Some((Moment::Before(2), Box::new(run)));
-    let pool = open_at(&connection, settings(), None).unwrap();
-    let (found, writer) = expected.lock().unwrap().take().unwrap();
-    assert_eq!(pool.epoch(), epoch + 1);
-    assert_eq!(contents(&pool), found);
-    let error = write(&writer, 0, 1).unwrap_err().to_string();
-    assert!(error.contains("another opener has taken over the pool"), "{error}");
+    for is_late in [false, true] {
+        let store = with_segments(4);
+        let writer = open(&store, settings());
+        let epoch = writer.epoch();
+        let expected = Arc::new(Mutex::new(None));
+        let (result, other) = (Arc::clone(&expected), Arc::clone(&store));
+        let run = move || {
+            let changes = manifest(&other).changes;
+            write_each(&writer, 0..60);
+            assert!(manifest(&other).changes > changes, "no compaction");
+            *result.lock().unwrap() = Some((contents(&writer), writer));
+        };
+        let connection = Connection::new(&store);
+        match is_late {
+            // The first request reads the manifest, and the next ones read what it names.
+            false => connection.plan().hook = Some((Moment::Before(2), Box::new(run))),
+            // The first PUT replaces the manifest.
+            true => call_before_first_put(&connection, run),
+        }
+        let pool = open_at(&connection, settings(), None).unwrap();
+        let (found, writer) = expected.lock().unwrap().take().unwrap();
+        assert_eq!(pool.epoch(), epoch + 1);
+        assert!(contents(&pool) == found, "other contents, {is_late}");
+        let error = write(&writer, 0, 1).unwrap_err().to_string();
+        assert!(error.contains("another opener has taken over the pool"), "{error}");
+    }
+}
+
+/// Calls a function on a thread of its own, which has another runtime, before the first PUT.
+pub(crate) fn call_before_first_put(connection: &Connection, call: impl FnOnce() + Send + 'static) {
+    let call = Mutex::new(Some(call));
+    connection.plan().before_puts = Some(Arc::new(move || {
+        let due = call.lock().unwrap().take();
+        if let Some(call) = due {
+            std::thread::spawn(call).join().unwrap();
+        }
+    }));
 }
 
 /// Plain writes may be lost, as with a disk that has a volatile cache: a machine that another one

@@ -182,6 +182,37 @@ fn a_pool_has_everything_when_a_missing_batch_is_restored() {
     assert_eq!(found(&store, true).as_ref(), Ok(states.last().unwrap()));
 }
 
+/// Regression: an opening that could not read the pool had ended the opener that could, and each
+/// further one used an epoch up.
+#[test]
+fn an_opening_that_cannot_read_the_pool_leaves_it_to_its_opener() {
+    let store = formatted();
+    fill(&store, 1);
+    let pool = open(&store, idle());
+    (0..20).for_each(|at| write(&pool, usize::from(at) % 4, 1 + at).unwrap());
+    let manifest = crate::storage::manifest(&store);
+    let part = manifest.parts.iter().flatten().next().unwrap().to_string();
+    for name in [part, format!("batch/{:016x}/{:016x}", manifest.epoch, 0)] {
+        let bytes = object(&store, &name);
+        let damaged = [&bytes[..bytes.len() - 1], &[!bytes[bytes.len() - 1]]].concat();
+        for tampered in [None, Some(damaged)] {
+            remove(&store, &name);
+            tampered.into_iter().for_each(|bytes| replace(&store, &name, bytes));
+            let before = (names(&store, ""), object(&store, MANIFEST));
+            for _ in 0..3 {
+                let error = found(&store, true).unwrap_err();
+                assert!(error.contains(&format!("`{name}`")), "{error}");
+            }
+            assert!(before == (names(&store, ""), object(&store, MANIFEST)), "`{name}`");
+            write(&pool, 0, 1).unwrap();
+        }
+        replace(&store, &name, bytes);
+    }
+    let expected = contents(&pool);
+    assert!(found(&store, true) == Ok(expected));
+    write(&pool, 0, 1).unwrap_err();
+}
+
 /// A writer that is still alive creates more batches than an opener reads ahead, at any moment of
 /// the opening. Those that it creates before the opener's seal are replayed.
 #[test]
