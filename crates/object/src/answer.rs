@@ -27,6 +27,11 @@ impl StoreAnswer {
         causes(error).find_map(|cause| cause.downcast_ref())
     }
 
+    /// Whether an object ends before the part that was to be read.
+    pub fn is_shorter(&self) -> bool {
+        self.status == 416
+    }
+
     /// Whether the same request may get another answer soon.
     pub fn is_transient(&self) -> bool {
         (self.status >= 500 && self.status != 501)

@@ -143,6 +143,8 @@ enum Failed {
     Refused(String),
     /// The object is not there.
     Absent(String),
+    /// The object ends before the part that was to be read.
+    Shorter(String),
     /// The condition of the request was not met, at least not by this try.
     Unmet(String),
     /// Whether the request took effect is unknown.
@@ -156,6 +158,7 @@ impl From<Error> for Failed {
             Error::NotFound { .. } => Failed::Absent(why),
             Error::AlreadyExists { .. } | Error::Precondition { .. } => Failed::Unmet(why),
             Error::Generic { .. } => match StoreAnswer::of(&error) {
+                Some(answer) if answer.is_shorter() => Failed::Shorter(why),
                 Some(answer) if !answer.is_transient() => Failed::Refused(why),
                 _ => Failed::Unclear(why),
             },
@@ -194,8 +197,16 @@ impl Tries {
         Tries { doing, started: Instant::now(), count: 1, pause: retries.pause_min }
     }
 
-    fn refused(&self, why: String) -> ObjectError {
-        ObjectError::Refused { doing: self.doing.clone(), why }
+    /// The error of an operation that is not tried again.
+    fn failed(&self, failed: Failed) -> ObjectError {
+        let doing = self.doing.clone();
+        match failed {
+            Failed::Shorter(why) => ObjectError::Shorter { doing, why },
+            Failed::Refused(why)
+            | Failed::Absent(why)
+            | Failed::Unmet(why)
+            | Failed::Unclear(why) => ObjectError::Refused { doing, why },
+        }
     }
 
     /// Waits before the next try, or fails if it would be too late.
@@ -285,8 +296,8 @@ impl ObjectClient {
         loop {
             let last = match self.put_once(RequestKind::Create, name, body, PutMode::Create).await {
                 Ok(etag) => return Ok(Created::New { etag }),
-                Err(Failed::Refused(why) | Failed::Absent(why)) => return Err(tries.refused(why)),
                 Err(Failed::Unmet(last) | Failed::Unclear(last)) => last,
+                Err(failed) => return Err(tries.failed(failed)),
             };
             match self.read_until_clear(name, None, &mut tries).await? {
                 Some(object) if object.bytes == body => {
@@ -316,8 +327,8 @@ impl ObjectClient {
                 .await
             {
                 Ok(etag) => return Ok(Swapped::New { etag }),
-                Err(Failed::Refused(why)) => return Err(tries.refused(why)),
                 Err(Failed::Absent(last) | Failed::Unmet(last) | Failed::Unclear(last)) => last,
+                Err(failed) => return Err(tries.failed(failed)),
             };
             match self.read_until_clear(name, None, &mut tries).await? {
                 Some(object) if object.bytes == body => {
@@ -340,10 +351,10 @@ impl ObjectClient {
         loop {
             match self.put_once(RequestKind::Put, name, body, PutMode::Overwrite).await {
                 Ok(_) => return Ok(()),
-                Err(Failed::Refused(why) | Failed::Absent(why)) => return Err(tries.refused(why)),
                 Err(Failed::Unmet(last) | Failed::Unclear(last)) => {
                     tries.pause(&self.retries, last).await?;
                 }
+                Err(failed) => return Err(tries.failed(failed)),
             }
         }
     }
@@ -384,10 +395,10 @@ impl ObjectClient {
             self.count(RequestKind::List, pages, 0, matches!(listed, Err(Failed::Unclear(_))));
             match listed {
                 Ok(()) => return Ok(found),
-                Err(Failed::Refused(why) | Failed::Absent(why)) => return Err(tries.refused(why)),
                 Err(Failed::Unmet(last) | Failed::Unclear(last)) => {
                     tries.pause(&self.retries, last).await?;
                 }
+                Err(failed) => return Err(tries.failed(failed)),
             }
         }
     }
@@ -431,10 +442,10 @@ impl ObjectClient {
                 self.count(RequestKind::Delete, 1, 0, matches!(deleted, Err(Failed::Unclear(_))));
                 match deleted {
                     Ok(()) | Err(Failed::Absent(_)) => break,
-                    Err(Failed::Refused(why)) => return Err(tries.refused(why)),
                     Err(Failed::Unmet(last) | Failed::Unclear(last)) => {
                         tries.pause(&self.retries, last).await?;
                     }
+                    Err(failed) => return Err(tries.failed(failed)),
                 }
             }
         }
@@ -466,10 +477,10 @@ impl ObjectClient {
             match self.get_once(name, range.clone()).await {
                 Ok(object) => return Ok(Some(object)),
                 Err(Failed::Absent(_)) => return Ok(None),
-                Err(Failed::Refused(why)) => return Err(tries.refused(why)),
                 Err(Failed::Unmet(last) | Failed::Unclear(last)) => {
                     tries.pause(&self.retries, last).await?;
                 }
+                Err(failed) => return Err(tries.failed(failed)),
             }
         }
     }

@@ -286,10 +286,10 @@ async fn put(journal: &Arc<Journal>, object: ObjectId, bytes: Bytes) -> Option<(
 /// Reads the bytes of an extent, until the object store returns them; `Some(None)` if they are
 /// damaged or missing.
 async fn get(journal: &Arc<Journal>, extent: &TableExtent) -> Option<Option<Bytes>> {
-    let (from, len) = (u64::from(extent.at), extent.len as usize);
+    let range = extent.at.into()..u64::from(extent.at) + u64::from(extent.len);
     let mut outage = Outage::default();
     let read = loop {
-        match journal.reader.read(extent.object, from..from + len as u64).await {
+        match journal.reader.read(extent.object, range.clone()).await {
             Err(ReadError::Request(error)) => {
                 if !outage.wait(journal, &error).await {
                     return None;
@@ -299,11 +299,7 @@ async fn get(journal: &Arc<Journal>, extent: &TableExtent) -> Option<Option<Byte
         }
     };
     outage.end(journal);
-    let read = read.and_then(|(first, bytes)| {
-        let start = (from - first) as usize;
-        let is_there = bytes.len() >= start + len;
-        is_there.then(|| bytes.slice(start..start + len)).ok_or(ReadError::Missing(extent.object))
-    });
+    let read = read.and_then(|part| part.get(range));
     if let Err(error) = &read {
         tracing::error!("{}: {error}", journal.title);
     }

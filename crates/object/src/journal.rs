@@ -25,7 +25,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,7 +36,6 @@ use blockyard_volume_format::object::batch::{
 };
 use blockyard_volume_format::object::local_log::GroupsEnd;
 use blockyard_volume_format::object::manifest::Manifest;
-use blockyard_volume_format::object::sums::CHUNK_BYTES;
 use blockyard_volume_format::object::{ObjectHeader, ObjectId, ObjectKind};
 use bytes::Bytes;
 use tokio::runtime::{Handle, Runtime};
@@ -51,9 +49,8 @@ use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
 use crate::local_log::LocalLog;
-use crate::object_reader::{ObjectReader, ReadError};
+use crate::object_reader::ObjectReader;
 use crate::read_ahead::{Fetches, ReadStreams};
-use crate::recovery;
 use crate::requests::Requests;
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
 
@@ -70,7 +67,7 @@ pub(crate) struct Journal {
     pub(crate) cache: Option<ObjectCache>,
     pub(crate) reader: ObjectReader,
     pub(crate) streams: ReadStreams,
-    fetches: Fetches,
+    pub(crate) fetches: Fetches,
     /// The local log and its limits, if it acknowledges syncs. It is locked before the state.
     log: Option<(Mutex<LocalLog>, LocalAcknowledgement)>,
     state: Mutex<State>,
@@ -883,66 +880,6 @@ impl Journal {
             }
         });
         Ok(located.collect())
-    }
-}
-
-impl Journal {
-    /// Reads a range of an object, from the cache or from the object store. Its stream has read
-    /// `stream_bytes`.
-    ///
-    /// # Errors
-    /// If the object store does not return it.
-    pub(crate) fn read_object(
-        &self,
-        runtime: &Runtime,
-        (object, at): (ObjectId, u32),
-        into: &mut [u8],
-        stream_bytes: u64,
-    ) -> io::Result<()> {
-        if let Some(cache) = &self.cache
-            && cache.read(object, at, into)
-        {
-            return Ok(());
-        }
-        let (from, to) = (u64::from(at), u64::from(at) + into.len() as u64);
-        // Without a cache, what is read beyond the range would be lost.
-        let stream_bytes = self.cache.as_ref().map(|_| stream_bytes);
-        let fetch = self.fetches.join(object, from..to, stream_bytes);
-        let mut is_own = false;
-        let read = runtime.block_on(fetch.read.get_or_init(|| {
-            is_own = true;
-            self.fetch(object, fetch.range.clone())
-        }));
-        if is_own {
-            if let (Some(cache), Ok((first, bytes))) = (&self.cache, read) {
-                cache.insert(object, (first / CHUNK_BYTES as u64) as u32, bytes);
-            }
-            self.fetches.remove(&fetch);
-        }
-        let (first, bytes) = match read {
-            Ok(read) => read,
-            Err(error) => return Err(self.failure().unwrap_or_else(|| error.clone().into())),
-        };
-        let start = (from - first) as usize;
-        let bytes = bytes.get(start..start + into.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        into.copy_from_slice(bytes);
-        Ok(())
-    }
-
-    /// Reads a range of an object from the object store. If the object is missing, and another
-    /// process has replaced the manifest, this ends the journal: a compaction has removed the
-    /// object, which is not lost.
-    async fn fetch(&self, object: ObjectId, range: Range<u64>) -> Result<(u64, Bytes), ReadError> {
-        let read = self.reader.read(object, range).await;
-        if let Err(ReadError::Missing(_)) = read {
-            let known = self.state().manifest.changes;
-            if let Ok(Some((manifest, _))) = recovery::manifest(&self.client).await
-                && manifest.changes > known
-            {
-                self.fail("the pool changes while it is read: its writer has removed an object");
-            }
-        }
-        read
     }
 }
 

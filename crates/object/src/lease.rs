@@ -44,7 +44,7 @@ fn millis(time: Duration) -> u64 {
 async fn get(client: &ObjectClient) -> Result<Option<Object>, BucketError> {
     match client.get(LEASE, Some(0..LEASE_BYTES as u64 + 1)).await {
         // A store refuses to read a part of an empty object.
-        Err(ObjectError::Refused { .. }) => Ok(client.get(LEASE, None).await?),
+        Err(ObjectError::Shorter { .. }) => Ok(client.get(LEASE, None).await?),
         part => Ok(part?),
     }
 }

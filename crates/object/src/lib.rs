@@ -28,6 +28,7 @@ mod read_ahead;
 mod reads;
 mod recovery;
 pub mod requests;
+mod segment_reads;
 pub mod store;
 
 use std::time::Duration;
@@ -63,6 +64,14 @@ pub enum ObjectError {
     /// The store answered that it does not do this. A repetition would get this answer too.
     #[error("cannot {doing}: {why}")]
     Refused {
+        /// The verb and the object.
+        doing: String,
+        /// What the store answered.
+        why: String,
+    },
+    /// The object ends before the part that was to be read.
+    #[error("cannot {doing}: {why}")]
+    Shorter {
         /// The verb and the object.
         doing: String,
         /// What the store answered.

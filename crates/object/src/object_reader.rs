@@ -1,6 +1,6 @@
-//! Reads parts of batches and segments from the object store, and verifies them by the checksums at
-//! the end of each object. So what is damaged in the object store comes neither into the cache nor
-//! into a copy.
+//! Reads parts of batches and segments from the object store, and verifies each of their chunks by
+//! the checksums at the end of the object. So what is damaged in the object store comes neither
+//! into the cache nor into a copy, and a damaged chunk does not keep a reader from those around it.
 #![allow(clippy::disallowed_types)] // A request to an object store takes far longer than a lock.
 
 use std::collections::VecDeque;
@@ -40,6 +40,62 @@ impl From<ReadError> for io::Error {
     }
 }
 
+impl ReadError {
+    fn of_request(object: ObjectId, error: ObjectError) -> ReadError {
+        match error {
+            ObjectError::Shorter { .. } => ReadError::Missing(object),
+            error => ReadError::Request(Arc::new(error)),
+        }
+    }
+}
+
+/// Chunks of an object that follow each other, each of which was verified.
+#[derive(Debug)]
+pub(crate) struct ObjectPart {
+    object: ObjectId,
+    /// The number of the first chunk.
+    first: usize,
+    bytes: Bytes,
+    /// The damaged chunks.
+    damaged: Vec<(usize, FormatError)>,
+}
+
+impl ObjectPart {
+    /// The length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The bytes of a range of the object.
+    ///
+    /// # Errors
+    /// If one of its chunks is damaged, or the object ends before.
+    pub(crate) fn get(&self, range: Range<u64>) -> Result<Bytes, ReadError> {
+        let chunk_bytes = CHUNK_BYTES as u64;
+        let has = |chunk: usize| {
+            let start = chunk as u64 * chunk_bytes;
+            start < range.end && range.start < start + chunk_bytes
+        };
+        if let Some((_, error)) = self.damaged.iter().find(|(chunk, _)| has(*chunk)) {
+            return Err(ReadError::Damaged(self.object, error.clone()));
+        }
+        let first = self.first as u64 * chunk_bytes;
+        let at = |offset: u64| offset.checked_sub(first).and_then(|it| usize::try_from(it).ok());
+        match (at(range.start), at(range.end)) {
+            (Some(from), Some(to)) if to <= self.bytes.len() => Ok(self.bytes.slice(from..to)),
+            _ => Err(ReadError::Missing(self.object)),
+        }
+    }
+
+    /// The intact chunks and their numbers.
+    pub(crate) fn intact(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        let chunks = (self.first..).zip(self.bytes.chunks(CHUNK_BYTES));
+        let is_damaged = |chunk: usize| self.damaged.iter().any(|(damaged, _)| *damaged == chunk);
+        let intact = chunks.filter(move |(chunk, _)| !is_damaged(*chunk));
+        intact.map(|(chunk, bytes)| (chunk as u32, bytes))
+    }
+}
+
 /// Reads objects of one pool.
 #[derive(Debug)]
 pub(crate) struct ObjectReader {
@@ -55,13 +111,12 @@ impl ObjectReader {
         ObjectReader { client, pool, sums: Mutex::default() }
     }
 
-    /// Reads the chunks that have a range of an object. Returns the offset of the first one and the
-    /// bytes, which end with the body.
+    /// Reads the chunks that have a range of an object, as far as its body goes.
     pub(crate) async fn read(
         &self,
         object: ObjectId,
         range: Range<u64>,
-    ) -> Result<(u64, Bytes), ReadError> {
+    ) -> Result<ObjectPart, ReadError> {
         let sums = self.sums(object).await?;
         let chunk_bytes = CHUNK_BYTES as u64;
         let from = range.start / chunk_bytes * chunk_bytes;
@@ -72,11 +127,13 @@ impl ObjectReader {
         let bytes = match self.client.get(&object.to_string(), Some(from..to)).await {
             Ok(Some(found)) if found.bytes.len() as u64 == to - from => found.bytes,
             Ok(_) => return Err(ReadError::Missing(object)),
-            Err(error) => return Err(ReadError::Request(Arc::new(error))),
+            Err(error) => return Err(ReadError::of_request(object, error)),
         };
-        let checked = sums.check((from / chunk_bytes) as usize, &bytes);
-        checked.map_err(|error| ReadError::Damaged(object, error))?;
-        Ok((from, bytes))
+        let first = (from / chunk_bytes) as usize;
+        let chunks = (first..).zip(bytes.chunks(CHUNK_BYTES));
+        let damaged = chunks.filter_map(|(chunk, it)| Some((chunk, sums.check(chunk, it).err()?)));
+        let damaged: Vec<_> = damaged.collect();
+        Ok(ObjectPart { object, first, bytes, damaged })
     }
 
     /// The checksums of an object.
@@ -108,7 +165,7 @@ impl ObjectReader {
         match self.client.get_end(&object.to_string(), len as u64).await {
             Ok(Some(found)) => Ok(found.bytes),
             Ok(None) => Err(ReadError::Missing(object)),
-            Err(error) => Err(ReadError::Request(Arc::new(error))),
+            Err(error) => Err(ReadError::of_request(object, error)),
         }
     }
 }

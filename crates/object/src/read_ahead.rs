@@ -1,10 +1,14 @@
 //! Reads of objects by the cache: how much a miss reads from the object store, and which reads
 //! share a request.
 //!
-//! A miss of a random read fetches 128 KiB. Reads that follow each other in a segment, in any order
-//! of up to 4 MiB, are a *stream*. A miss of a stream fetches as many bytes as the stream has read,
-//! 4 MiB at most: so of a stream at most twice as many bytes are fetched as are read. A read whose
-//! bytes another thread is fetching waits for those.
+//! A miss fetches 128 KiB at least. Reads that follow each other in a segment, in any order of up
+//! to 4 MiB, are a *stream*, which has a budget: twice the bytes that it has read, without those
+//! that it has fetched. A miss fetches up to 4 MiB, as far as the budget goes. So of a stream at
+//! most twice as many bytes are fetched as are read, unless its misses are of less than 64 KiB
+//! each. A read whose bytes another thread is fetching waits for those.
+//!
+//! Random reads of a few segments look like streams. They read only a part of the bytes between the
+//! first and the last one, or read bytes again: a stream has not read more than lies between.
 #![allow(clippy::disallowed_types)] // A request to an object store takes far longer than a lock.
 
 use std::collections::VecDeque;
@@ -13,10 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use blockyard_volume_format::object::ObjectId;
 use blockyard_volume_format::object::sums::CHUNK_BYTES;
-use bytes::Bytes;
 use tokio::sync::OnceCell;
 
-use crate::object_reader::ReadError;
+use crate::object_reader::{ObjectPart, ReadError};
 
 /// Bytes that are read from the object store at once, at least: the time of a request hardly
 /// depends on less.
@@ -31,37 +34,88 @@ const STREAM_DISTANCE_MAX: u64 = FETCH_BYTES_MAX;
 /// Streams that are remembered. Of more, the one that was read first is forgotten.
 const STREAMS_MAX: usize = 32;
 
+/// The number of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamId(u64);
+
 /// Reads of a segment that follow each other.
 #[derive(Clone, Copy, Debug)]
 struct ReadStream {
+    id: StreamId,
     segment: u32,
+    /// The least start of its reads.
+    start: u64,
     /// The greatest end of its reads.
     end: u64,
-    /// The bytes that they have read.
+    /// The bytes of its reads.
     bytes: u64,
+    /// The bytes that were fetched for it.
+    fetched: u64,
 }
 
-/// The streams that were read last, the newest at the end.
 #[derive(Debug, Default)]
-pub(crate) struct ReadStreams(Mutex<VecDeque<ReadStream>>);
+struct StreamList {
+    /// The streams that were read last, the newest at the end.
+    list: VecDeque<ReadStream>,
+    /// The number of streams so far.
+    count: u64,
+}
+
+/// The streams of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct ReadStreams(Mutex<StreamList>);
 
 impl ReadStreams {
-    /// Adds a read. Returns how many bytes its stream has read, this read included.
-    pub(crate) fn add(&self, segment: u32, offset: u32, len: usize) -> u64 {
-        let (offset, len) = (u64::from(offset), len as u64);
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = streams.iter().rposition(|stream| {
-            stream.segment == segment && stream.end.abs_diff(offset) <= STREAM_DISTANCE_MAX
+    /// Adds a read. Returns its stream.
+    pub(crate) fn add(&self, segment: u32, offset: u32, len: usize) -> StreamId {
+        let (start, len) = (u64::from(offset), len as u64);
+        let end = start + len;
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let StreamList { list, count } = &mut *guard;
+        let at = list.iter().rposition(|stream| {
+            stream.segment == segment && stream.end.abs_diff(start) <= STREAM_DISTANCE_MAX
         });
-        let before = at.and_then(|at| streams.remove(at));
-        let ReadStream { end, bytes, .. } =
-            before.unwrap_or(ReadStream { segment, end: 0, bytes: 0 });
-        let stream = ReadStream { segment, end: end.max(offset + len), bytes: bytes + len };
-        if streams.len() == STREAMS_MAX {
-            streams.pop_front();
+        let stream = match at.and_then(|at| list.remove(at)) {
+            Some(it) => ReadStream {
+                start: it.start.min(start),
+                end: it.end.max(end),
+                bytes: it.bytes + len,
+                ..it
+            },
+            None => {
+                *count += 1;
+                let id = StreamId(*count);
+                ReadStream { id, segment, start, end, bytes: len, fetched: 0 }
+            }
+        };
+        if list.len() == STREAMS_MAX {
+            list.pop_front();
         }
-        streams.push_back(stream);
-        stream.bytes
+        list.push_back(stream);
+        stream.id
+    }
+
+    /// Calls a function with a stream, unless it was forgotten.
+    fn with<T>(&self, id: StreamId, call: impl FnOnce(&mut ReadStream) -> T) -> Option<T> {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.list.iter_mut().rfind(|stream| stream.id == id).map(call)
+    }
+
+    /// The bytes that may be fetched for a stream.
+    pub(crate) fn budget(&self, id: StreamId) -> u64 {
+        let budget =
+            |it: &mut ReadStream| (2 * it.bytes.min(it.end - it.start)).saturating_sub(it.fetched);
+        self.with(id, budget).unwrap_or_default()
+    }
+
+    /// Counts bytes that are being fetched for a stream.
+    pub(crate) fn spend(&self, id: StreamId, bytes: u64) {
+        self.with(id, |stream| stream.fetched += bytes);
+    }
+
+    /// Counts bytes that were to be fetched, and were not.
+    pub(crate) fn give_back(&self, id: StreamId, bytes: u64) {
+        self.with(id, |stream| stream.fetched -= bytes);
     }
 }
 
@@ -70,8 +124,7 @@ impl ReadStreams {
 pub(crate) struct Fetch {
     object: ObjectId,
     pub(crate) range: Range<u64>,
-    /// The offset of the first byte, and the bytes.
-    pub(crate) read: OnceCell<Result<(u64, Bytes), ReadError>>,
+    pub(crate) read: OnceCell<Result<ObjectPart, ReadError>>,
 }
 
 /// The fetches in flight.
@@ -80,18 +133,18 @@ pub(crate) struct Fetches(Mutex<Vec<Arc<Fetch>>>);
 
 impl Fetches {
     /// The fetch that has a range of an object, or a new one of the range and what follows, if its
-    /// stream has read `stream_bytes`. With `None` nothing beyond the range is of use.
+    /// stream has the budget `ahead`. With `None` nothing beyond the range is of use.
     pub(crate) fn join(
         &self,
         object: ObjectId,
         range: Range<u64>,
-        stream_bytes: Option<u64>,
+        ahead: Option<u64>,
     ) -> Arc<Fetch> {
-        let Some(stream_bytes) = stream_bytes else {
+        let Some(ahead) = ahead else {
             let end = range.end;
             return self.join_until(object, range, end);
         };
-        let len = stream_bytes.min(FETCH_BYTES_MAX).max(range.end - range.start);
+        let len = ahead.min(FETCH_BYTES_MAX).max(range.end - range.start);
         let end = range.start + len;
         let needed = match len <= FETCH_BYTES_MIN {
             true => {
@@ -135,19 +188,36 @@ mod tests {
     #[test]
     fn reads_that_follow_each_other_in_any_order_are_a_stream() {
         let streams = ReadStreams::default();
-        let mut bytes = Vec::new();
+        let add = |segment, first: u32| streams.add(segment, first * MIB, MIB as usize);
         // Two streams in turns, one of which is not in order.
-        for (first, second) in [(0, 9), (1, 10), (3, 12), (2, 11)] {
-            bytes.push(streams.add(1, first * MIB, MIB as usize) / u64::from(MIB));
-            bytes.push(streams.add(1, second * MIB, MIB as usize) / u64::from(MIB));
+        let (one, other) = (add(1, 0), add(1, 9));
+        for (first, second) in [(1, 10), (3, 12), (2, 11)] {
+            assert_eq!((add(1, first), add(1, second)), (one, other));
         }
-        assert_eq!(bytes, [1, 1, 2, 2, 3, 3, 4, 4]);
-        assert_eq!(streams.add(2, 4 * MIB, 4096), 4096, "another segment");
+        assert!(one != other && add(2, 4) != one, "another segment");
+        assert_eq!(streams.budget(one), 8 << 20);
         // Random reads are streams of one read each, and push the others out.
-        for segment in 10..10 + STREAMS_MAX as u32 {
-            assert_eq!(streams.add(segment, 0, 4096), 4096);
-        }
-        assert_eq!(streams.add(1, 4 * MIB, 4096), 4096);
+        (10..10 + STREAMS_MAX as u32).for_each(|segment| _ = add(segment, 0));
+        assert_eq!(streams.budget(one), 0);
+        assert_ne!(add(1, 4), one);
+    }
+
+    #[test]
+    fn a_stream_fetches_no_more_than_twice_what_it_has_read() {
+        let streams = ReadStreams::default();
+        let stream = streams.add(1, 0, 100);
+        assert_eq!(streams.budget(stream), 200);
+        streams.spend(stream, 150);
+        assert_eq!(streams.add(1, 100, 50), stream);
+        assert_eq!(streams.budget(stream), 150);
+        streams.spend(stream, 500);
+        assert_eq!(streams.budget(stream), 0);
+        // The object has ended.
+        streams.give_back(stream, 450);
+        assert_eq!(streams.budget(stream), 100);
+        // Bytes that are read again do not count.
+        (0..100).for_each(|_| assert_eq!(streams.add(1, 100, 50), stream));
+        assert_eq!(streams.budget(stream), 100);
     }
 
     #[test]
@@ -166,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_is_as_long_as_its_stream_within_limits() {
-        let range = |from: u64, to: u64, stream_bytes| {
-            Fetches::default().join(ObjectId::batch(1, 1), from..to, stream_bytes).range.clone()
+    fn a_fetch_is_as_long_as_its_budget_within_limits() {
+        let range = |from: u64, to: u64, ahead| {
+            Fetches::default().join(ObjectId::batch(1, 1), from..to, ahead).range.clone()
         };
         let kib = |from: u64, to: u64| from << 10..to << 10;
         assert_eq!(range(5, 600, None), 5..600);

@@ -31,7 +31,7 @@ use crate::BucketSettings;
 use crate::bucket_error::BucketError;
 use crate::cache::ObjectCache;
 use crate::client::ObjectClient;
-use crate::journal::{Journal, Lag, Located, State, SyncPoint};
+use crate::journal::{Journal, Lag, State, SyncPoint};
 use crate::lease::{self, Earlier, LeaseKeeper};
 use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
@@ -644,30 +644,6 @@ impl BucketFile {
         }
     }
 
-    fn read_segment(&self, segment: u32, offset: u32, into: &mut [u8]) -> io::Result<()> {
-        let stream_bytes = self.journal.streams.add(segment, offset, into.len());
-        let mut rest = into;
-        for located in self.journal.locate(segment, offset, rest.len() as u32)? {
-            let len = match &located {
-                Located::Zeros(len) | Located::Object(_, _, len) => *len,
-                Located::Memory(bytes) => bytes.len(),
-                Located::Copied(bytes) => bytes.len(),
-            };
-            let (part, after) = rest.split_at_mut(len);
-            match located {
-                Located::Zeros(_) => part.fill(0),
-                Located::Memory(bytes) => part.copy_from_slice(&bytes),
-                Located::Copied(bytes) => part.copy_from_slice(&bytes),
-                Located::Object(object, at, _) => {
-                    let place = (object, at);
-                    self.journal.read_object(&self.runtime, place, part, stream_bytes)?;
-                }
-            }
-            rest = after;
-        }
-        Ok(())
-    }
-
     /// Reads a new file, whose writes are in memory.
     fn read_new(&self, name: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
@@ -697,7 +673,9 @@ impl StoreFile for BucketFile {
                 into.copy_from_slice(all.get(range).ok_or(ErrorKind::UnexpectedEof)?);
                 Ok(())
             }
-            FilePlace::Named(segment) => self.read_segment(*segment, at, into),
+            FilePlace::Named(segment) => {
+                self.journal.read_segment(&self.runtime, (*segment, at), into)
+            }
         }
     }
 

@@ -155,49 +155,119 @@ fn compactions_free_the_memory_of_segments_that_are_not_written_again() {
     assert!(bytes < 20 * 700, "{bytes} bytes of batches are in memory");
 }
 
+/// A pool with a segment of 16 MiB whose bytes are in four objects.
+pub(crate) struct LongSegment {
+    pub(crate) store: Arc<InMemory>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl LongSegment {
+    pub(crate) fn settings() -> BucketSettings {
+        let (batch_bytes, cache_bytes) = (4 << 20, 32 << 20);
+        BucketSettings { batch_bytes, keep_bytes: 1 << 20, cache_bytes, ..idle() }
+    }
+
+    pub(crate) fn new() -> LongSegment {
+        let bytes: Vec<u8> = (0..16 << 20).map(|at| (at / 512 % 251) as u8).collect();
+        let segment = LongSegment { store: with_segments(0), bytes };
+        let pool = segment.open(LongSegment::settings(), None);
+        pool.create("new", segment.bytes.len() as u64).unwrap();
+        pool.rename("new", &segment_name(0)).unwrap();
+        let file = pool.open(&segment_name(0)).unwrap().unwrap();
+        for (number, bytes) in segment.bytes.chunks(1 << 20).enumerate() {
+            file.write_at((number as u64) << 20, &[bytes]).unwrap();
+        }
+        file.sync().unwrap();
+        drop((file, pool));
+        // More epochs than an opener replays without a compaction: the table names the objects.
+        (0..9).for_each(|_| drop(segment.open(LongSegment::settings(), None)));
+        segment
+    }
+
+    pub(crate) fn open(&self, settings: BucketSettings, cache: Option<&Path>) -> BucketStore {
+        open_at(&Connection::new(&self.store), settings, cache).unwrap()
+    }
+
+    /// The second one of the objects.
+    pub(crate) fn object(&self) -> String {
+        let is_long = |name: &String| object(&self.store, name).len() > 4 << 20;
+        names(&self.store, "batch").into_iter().filter(is_long).nth(1).unwrap()
+    }
+}
+
+/// The requests and the bytes of a read of a segment.
+fn read(segment: &LongSegment, pool: &BucketStore, at: usize, len: usize) -> (u64, u64) {
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    let (mut into, before) = (vec![0; len], pool.requests().get);
+    file.read_at(at as u64, &mut into).unwrap();
+    assert!(into == segment.bytes[at..at + len], "other bytes at {at}");
+    let after = pool.requests().get;
+    (after.requests - before.requests, after.bytes - before.bytes)
+}
+
 /// A stream reads more at once, the longer it is; a single read does not.
 #[test]
 fn reads_that_follow_each_other_share_requests() {
-    const LEN: usize = 16 << 20;
     const READ_LEN: usize = 64 << 10;
-    let store = with_segments(0);
-    let kept = BucketSettings {
-        batch_bytes: 4 << 20,
-        keep_bytes: 1 << 20,
-        cache_bytes: 2 * LEN as u64,
-        ..idle()
-    };
-    let pool = open(&store, kept);
-    pool.create("new", LEN as u64).unwrap();
-    pool.rename("new", &segment_name(0)).unwrap();
-    let value = |at: usize| (at / 512 % 251) as u8;
-    let bytes: Vec<u8> = (0..LEN).map(value).collect();
-    let file = pool.open(&segment_name(0)).unwrap().unwrap();
-    for at in (0..LEN).step_by(1 << 20) {
-        file.write_at(at as u64, &[&bytes[at..at + (1 << 20)]]).unwrap();
-    }
-    file.sync().unwrap();
-    drop((file, pool));
-    let cache = tempfile::tempdir().unwrap();
-    let pool = open_at(&Connection::new(&store), kept, Some(cache.path())).unwrap();
-    let file = pool.open(&segment_name(0)).unwrap().unwrap();
-    let read = |at: usize, len: usize| {
-        let (mut into, before) = (vec![0; len], pool.requests().get);
-        file.read_at(at as u64, &mut into).unwrap();
-        assert!(into == bytes[at..at + len], "other bytes at {at}");
-        let after = pool.requests().get;
-        (after.requests - before.requests, after.bytes - before.bytes)
-    };
-    let (requests, fetched) = read(10 << 20, 4096);
+    let (segment, cache) = (LongSegment::new(), tempfile::tempdir().unwrap());
+    let pool = segment.open(LongSegment::settings(), Some(cache.path()));
+    let (requests, fetched) = read(&segment, &pool, 10 << 20, 4096);
     assert!(requests <= 2 && fetched < 300 << 10, "{requests} requests, {fetched} bytes");
     let (mut requests, mut fetched) = (0, 0);
-    for at in (0..LEN).step_by(READ_LEN) {
-        let of_read = read(at, READ_LEN);
+    let len = segment.bytes.len();
+    for at in (0..len).step_by(READ_LEN) {
+        let of_read = read(&segment, &pool, at, READ_LEN);
         (requests, fetched) = (requests + of_read.0, fetched + of_read.1);
     }
     // Of each of the four objects the checksums and two parts, and the growing parts of the start.
-    assert!(requests < 20, "{requests} requests for {} reads", LEN / READ_LEN);
-    assert!(fetched < LEN as u64 * 9 / 8, "{fetched} bytes for {LEN}");
+    assert!(requests < 20, "{requests} requests for {} reads", len / READ_LEN);
+    assert!(fetched < len as u64 * 9 / 8, "{fetched} bytes for {len}");
+}
+
+/// Regression: random reads of a segment passed for a stream, and each miss fetched 4 MiB.
+#[test]
+fn random_reads_of_one_segment_fetch_little() {
+    let (segment, cache) = (LongSegment::new(), tempfile::tempdir().unwrap());
+    // The cache has space for a quarter of the segment.
+    let settings = BucketSettings { cache_bytes: 4 << 20, ..LongSegment::settings() };
+    let pool = segment.open(settings, Some(cache.path()));
+    let mut random = Seed::from_env().rng(7);
+    let blocks = segment.bytes.len() / 4096;
+    let (mut misses, mut fetched) = (0, 0);
+    for _ in 0..6000 {
+        let of_read = read(&segment, &pool, random.usize(..blocks) * 4096, 4096);
+        (misses, fetched) = (misses + of_read.0, fetched + of_read.1);
+    }
+    assert!(misses > 2000, "{misses} misses");
+    assert!(fetched / misses < 160 << 10, "{fetched} bytes for {misses} misses");
+}
+
+/// Regression: a read failed after a minute, and with it a write of a part of a block, while writes
+/// wait for ten minutes.
+#[test]
+fn reads_wait_as_long_as_writes_for_an_object_store_that_does_not_answer() {
+    let segment = LongSegment::new();
+    let connection = Connection::new(&segment.store);
+    let pool = open_at(&connection, LongSegment::settings(), None).unwrap();
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    let mut into = [0; 512];
+    // Each try takes 10 s.
+    let left = Mutex::new(20);
+    let is_off = move || {
+        let mut left = left.lock().unwrap();
+        *left -= i32::from(*left > 0);
+        *left > 0
+    };
+    connection.plan().is_off = Some(Box::new(is_off));
+    file.read_at(0, &mut into).unwrap();
+    assert!(into == segment.bytes[..512]);
+    connection.plan().is_off = Some(Box::new(|| true));
+    let error = file.read_at(8 << 20, &mut into).unwrap_err().to_string();
+    assert!(error.contains("no success in"), "{error}");
+    // The pool goes on, as a read says nothing about writes.
+    connection.plan().is_off = None;
+    file.read_at(8 << 20, &mut into).unwrap();
+    file.sync().unwrap();
 }
 
 /// The memory limit is the only reason for compactions.

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockyard_object::{BucketSettings, BucketStore};
+use blockyard_store::{SegmentFiles as _, StoreFile as _, StoreLocation as _};
 use blockyard_testing::seed::Seed;
 use blockyard_volume_format::object::{LEASE, MANIFEST, ObjectHeader, ObjectKind};
+use blockyard_volume_format::segment_name;
 use object_store::memory::InMemory;
 
 use crate::connection::{Connection, Moment};
 use crate::machine::{Machine, formatted, settings};
 use crate::storage::{
-    contents, idle, make_segments, names, object, open, open_at, open_read_only, remove, replace,
-    try_contents, write,
+    LongSegment, contents, idle, make_segments, names, object, open, open_at, open_read_only,
+    remove, replace, try_contents, write,
 };
 
 type Contents = Vec<Vec<u8>>;
@@ -64,8 +66,7 @@ fn tamper(store: &Arc<InMemory>, other: &Arc<InMemory>, name: &str, how: Tamperi
             let at = at(part);
             bytes[at] ^= 0x10;
         }
-        // The store in memory answers a read of a part of an empty object as if it were overloaded.
-        Tampering::Truncate(part) => bytes.truncate(at(part).max(usize::from(name == LEASE))),
+        Tampering::Truncate(part) => bytes.truncate(at(part)),
         Tampering::Remove => {
             remove(store, name);
             return Some(());
@@ -211,6 +212,64 @@ fn an_opening_that_cannot_read_the_pool_leaves_it_to_its_opener() {
     let expected = contents(&pool);
     assert!(found(&store, true) == Ok(expected));
     write(&pool, 0, 1).unwrap_err();
+}
+
+/// Reads a segment from its start to its end, as a machine with an empty cache. Returns the numbers
+/// of the parts that could not be read, and the errors.
+fn failed_reads(segment: &LongSegment, len: usize) -> Vec<(usize, String)> {
+    let cache = tempfile::tempdir().unwrap();
+    let pool = segment.open(LongSegment::settings(), Some(cache.path()));
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    let mut into = vec![0; len];
+    let parts = segment.bytes.chunks(len).enumerate();
+    let failed = parts.filter_map(|(number, part)| {
+        match file.read_at((number * len) as u64, &mut into) {
+            Ok(()) => assert!(into == part, "other bytes in part {number}"),
+            Err(error) => return Some((number, error.to_string())),
+        }
+        None
+    });
+    failed.collect()
+}
+
+/// Regression: a damaged chunk of 32 KiB made the 4 MiB around it unreadable.
+#[test]
+fn only_reads_of_a_damaged_chunk_fail() {
+    const LEN: usize = 64 << 10;
+    let segment = LongSegment::new();
+    assert_eq!(failed_reads(&segment, LEN), []);
+    let name = segment.object();
+    let mut bytes = object(&segment.store, &name);
+    bytes[4 << 20] ^= 1;
+    replace(&segment.store, &name, bytes);
+    let failed = failed_reads(&segment, LEN);
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(failed[0].1.starts_with(&format!("`{name}` is damaged in the object")), "{failed:?}");
+}
+
+/// Regression: an emptied object ended the pool when a compaction read it.
+#[test]
+fn reads_of_a_shortened_object_fail_and_the_pool_goes_on() {
+    let segment = LongSegment::new();
+    let name = segment.object();
+    let bytes = object(&segment.store, &name);
+    for rest in [1 << 20, 100, 1, 0] {
+        replace(&segment.store, &name, bytes[..rest].to_vec());
+        let failed = failed_reads(&segment, 1 << 20);
+        assert_eq!(failed.len(), 4, "{failed:?}");
+        let is_named = |(_, error): &(usize, String)| error.starts_with(&format!("`{name}` is "));
+        assert!(failed.iter().all(is_named), "{failed:?}");
+    }
+    // More than 64 extents: a compaction copies the whole segment.
+    let settings = BucketSettings { compact_batches: 80, ..LongSegment::settings() };
+    let pool = segment.open(settings, None);
+    let file = pool.open(&segment_name(0)).unwrap().unwrap();
+    for number in 0..200 {
+        file.write_at(number << 10, &[&[1; 512]]).unwrap();
+        file.sync().unwrap();
+    }
+    assert!(!names(&segment.store, "segment").is_empty(), "no compaction");
+    pool.check_location().unwrap();
 }
 
 /// A writer that is still alive creates more batches than an opener reads ahead, at any moment of

@@ -34,7 +34,7 @@ pub struct ChunkSums {
 impl ChunkSums {
     /// Appends the checksums of the present bytes of an object, which has this header.
     pub fn append(bytes: &mut Vec<u8>, header: &ObjectHeader) {
-        let (body_bytes, sums) = (bytes.len(), sums_of(bytes));
+        let (body_bytes, sums) = (bytes.len(), sums_of(bytes).collect::<Vec<_>>());
         sums.iter().for_each(|sum| bytes.extend_from_slice(&sum.to_le_bytes()));
         bytes.extend_from_slice(&u32::from(header.kind.code()).to_le_bytes());
         bytes.extend_from_slice(&(sums.len() as u32).to_le_bytes());
@@ -139,8 +139,8 @@ impl ChunkSums {
     }
 }
 
-fn sums_of(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks(CHUNK_BYTES).map(crc).collect()
+fn sums_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks(CHUNK_BYTES).map(crc)
 }
 
 #[cfg(test)]
