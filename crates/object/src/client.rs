@@ -386,11 +386,25 @@ impl ObjectClient {
     /// # Errors
     /// If the store has not answered.
     pub async fn list(&self, folder: &str) -> Result<Vec<ListedObject>, ObjectError> {
+        self.list_some(folder, usize::MAX).await
+    }
+
+    /// The name of an object below `folder`; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`ObjectClient::list`].
+    pub async fn first_in(&self, folder: &str) -> Result<Option<String>, ObjectError> {
+        let found = self.list_some(folder, 1).await?;
+        Ok(found.into_iter().next().map(|object| object.name))
+    }
+
+    /// As [`ObjectClient::list`]; ends after this number of objects.
+    async fn list_some(&self, folder: &str, most: usize) -> Result<Vec<ListedObject>, ObjectError> {
         let mut tries = Tries::new(&self.retries, "list", folder);
         let mut found = Vec::new();
         loop {
             let before = found.len() as u64;
-            let listed = self.list_once(folder, &mut found).await;
+            let listed = self.list_once(folder, &mut found, most).await;
             let pages = (found.len() as u64 - before).div_ceil(LIST_MAX).max(1);
             self.count(RequestKind::List, pages, 0, matches!(listed, Err(Failed::Unclear(_))));
             match listed {
@@ -403,18 +417,23 @@ impl ObjectClient {
         }
     }
 
-    /// Lists what comes after the last object found, until an error.
-    async fn list_once(&self, folder: &str, found: &mut Vec<ListedObject>) -> Result<(), Failed> {
+    /// Lists what comes after the last object found, until an error, or `most` were found.
+    async fn list_once(
+        &self,
+        folder: &str,
+        found: &mut Vec<ListedObject>,
+        most: usize,
+    ) -> Result<(), Failed> {
         let separator = if folder.is_empty() { "" } else { "/" };
         let path = parse(&format!("{}{separator}{folder}", self.prefix))?;
         let mut objects = match found.last() {
             None => self.store.list(Some(&path)),
             Some(last) => self.store.list_with_offset(Some(&path), &self.path(&last.name)?),
         };
-        loop {
+        while found.len() < most {
             let next = timeout(self.retries.try_time, objects.next()).await;
             let Some(object) = next.map_err(|_| time_is_over(self.retries.try_time))? else {
-                return Ok(());
+                break;
             };
             let object = object?;
             // Consoles make an empty object for a folder, whose name ends with a slash.
@@ -427,6 +446,7 @@ impl ObjectClient {
             };
             found.push(ListedObject { name: name.to_owned(), len: object.size });
         }
+        Ok(())
     }
 
     /// Deletes objects, those that are there.

@@ -41,7 +41,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Reads the object; not all of it, if another program has put a long one there.
-async fn get(client: &ObjectClient) -> Result<Option<Object>, BucketError> {
+pub(crate) async fn get(client: &ObjectClient) -> Result<Option<Object>, BucketError> {
     match client.get(LEASE, Some(0..LEASE_BYTES as u64 + 1)).await {
         // A store refuses to read a part of an empty object.
         Err(ObjectError::Shorter { .. }) => Ok(client.get(LEASE, None).await?),

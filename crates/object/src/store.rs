@@ -22,7 +22,7 @@ use blockyard_volume_format::object::batch::{
     BatchOperation, BatchRecord, SUPERBLOCK, SUPERBLOCK_BYTES_MAX,
 };
 use blockyard_volume_format::object::manifest::Manifest;
-use blockyard_volume_format::object::{LEASE, MANIFEST, ObjectHeader};
+use blockyard_volume_format::object::{FOLDERS, LEASE, ObjectHeader};
 use blockyard_volume_format::{segment_name, superblock};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -97,20 +97,21 @@ fn no_pool(client: &ObjectClient) -> BucketError {
 }
 
 /// Refuses a place that has objects of a pool whose manifest is missing. Other objects are none of
-/// the pool's: those of a preflight, or files of other programs.
+/// the pool's: those of a preflight, another pool below this place, or files of other programs.
 async fn check_unused(client: &ObjectClient) -> Result<(), BucketError> {
-    let objects = client.list("").await?;
-    // Another opener may have made a pool meanwhile.
-    if objects.iter().any(|object| object.name == MANIFEST) {
-        return Ok(());
+    let mut found = lease::get(client).await?.map(|_| LEASE.to_owned());
+    for folder in FOLDERS {
+        if found.is_none() {
+            found = client.first_in(folder).await?;
+        }
     }
-    let folders = ["batch/", "segment/", "table/"];
-    let is_of_a_pool = |name: &str| name == LEASE || folders.iter().any(|it| name.starts_with(it));
-    let other = objects.into_iter().find(|object| is_of_a_pool(&object.name));
-    other.map_or(Ok(()), |object| {
-        let (place, name) = (client.title().to_owned(), object.name);
-        Err(BucketError::NoManifest { place, name })
-    })
+    match found {
+        // Another opener may have made a pool meanwhile.
+        Some(name) if recovery::manifest(client).await?.is_none() => {
+            Err(BucketError::NoManifest { place: client.title().to_owned(), name })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses an object store whose conditional writes do not keep a second opener out.
@@ -154,8 +155,8 @@ impl Opening<'_> {
         Ok(capacity)
     }
 
-    /// Takes a new epoch, if what it needs can be read, and replays the older ones. Renews the lease
-    /// meanwhile.
+    /// Takes a new epoch, if what it needs can be read, and replays the older ones. Renews the
+    /// lease meanwhile.
     async fn take(
         &self,
         client: &Arc<ObjectClient>,

@@ -138,13 +138,17 @@ impl ObjectId {
     }
 }
 
+/// The folders of batches, of segments and of parts of the table, below the prefix of a pool.
+pub const FOLDERS: [&str; 3] = ["batch", "segment", "table"];
+
 /// The name of the object below the prefix of its pool.
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [batch, segment, table] = FOLDERS;
         let folder = match self.kind {
-            ObjectKind::Batch | ObjectKind::Seal | ObjectKind::LocalLog => "batch",
-            ObjectKind::Segment => "segment",
-            ObjectKind::Table => "table",
+            ObjectKind::Batch | ObjectKind::Seal | ObjectKind::LocalLog => batch,
+            ObjectKind::Segment => segment,
+            ObjectKind::Table => table,
             ObjectKind::Manifest => return f.write_str(MANIFEST),
             ObjectKind::Lease => return f.write_str(LEASE),
         };

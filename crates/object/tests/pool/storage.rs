@@ -621,10 +621,17 @@ fn a_pool_without_its_manifest_is_not_taken_for_an_empty_place() {
     let expected = "cannot make a pool in `pool`: it has `batch/";
     assert!(error.starts_with(expected) && error.contains("and no manifest"), "{error}");
     assert_eq!(objects(&store).len() + 1, before.len(), "a refused creation changes objects");
-    // Neither what an interrupted preflight has left nor a file is a pool.
+    for left in ["lease", "segment/0/1", "table/0/1"] {
+        let store = Arc::new(InMemory::new());
+        replace(&store, left, Vec::new());
+        let error = open_alone(&Connection::new(&store), 64 << 20).unwrap_err().to_string();
+        assert!(error.contains(&format!("it has `{left}`, and no manifest")), "{error}");
+    }
+    // Neither what an interrupted preflight has left nor a file nor another pool is this pool.
     let store = Arc::new(InMemory::new());
-    replace(&store, "preflight/0/1", vec![1]);
-    replace(&store, "README", vec![1]);
+    for other in ["preflight/0/1", "README", "other/manifest", "other/batch/0/1", "batches"] {
+        replace(&store, other, vec![1]);
+    }
     open_alone(&Connection::new(&store), 64 << 20).unwrap();
 }
 
