@@ -378,6 +378,23 @@ fn a_property_that_is_set_during_a_move_is_moved() {
     pools.assert_moved();
 }
 
+/// Regression: the copy kept the reservation.
+#[test]
+fn a_reservation_that_is_removed_during_a_move_is_removed_from_the_copy() {
+    let pools = Pools::new();
+    pools.volume(&["set", &pools.one, "v0", "reservation=1M"]).ok();
+    let remove = pools.command(&["volume", "set", &pools.one, "v0", "reservation=0"]);
+    let removed = "`v0` is no longer as it was copied: `reservation` was set to `0`";
+    pools.moved_with("rename", remove).fails().says(&[removed, "the same command"]);
+    let reservation = |pool: &str| {
+        pools.volume(&["get", "-H", pool, "v0", "reservation"]).ok().out.trim_end().to_owned()
+    };
+    assert_eq!(reservation(&pools.two), "v0\treservation\t1M\tpool");
+    pools.volume(&["move", &pools.one, "v0", &pools.two]).ok();
+    assert_eq!(reservation(&pools.two), "v0\treservation\t0\tdefault");
+    pools.assert_moved();
+}
+
 /// Regression: the volume opened only by its earlier key.
 #[test]
 fn a_volume_whose_key_is_changed_during_a_move_stays() {

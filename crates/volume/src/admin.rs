@@ -258,6 +258,7 @@ impl<D: SegmentStore> Running<D> {
     /// # Errors
     /// If that is more than the volume's size, or than the space that is neither used nor reserved.
     pub fn reserve(&self, name: &str, bytes: u64) -> Result<(), VolumeError> {
+        let _attributes = self.attributes();
         let id = self.check_reserve(name, bytes)?;
         self.pool().change(name, Change::Reserve { id, bytes })
     }
@@ -276,6 +277,7 @@ impl<D: SegmentStore> Running<D> {
         reservation: Option<u64>,
     ) -> Result<(), VolumeError> {
         volume_name(name)?;
+        let _attributes = self.attributes();
         let meta = self.meta(name)?;
         let id = meta.id;
         let needs_closing = self.needs_closing(id, &properties);
@@ -410,7 +412,8 @@ impl<D: SegmentStore> Running<D> {
     }
 
     /// As [`Running::destroy_all`]; nothing is destroyed if `check` refuses. While it checks,
-    /// and until they are destroyed, none of them can be a device.
+    /// and until they are destroyed, none of them can be a device, and no key slot, property or
+    /// reservation of the pool changes. So `check` must not change any.
     ///
     /// # Errors
     /// As [`Running::destroy_all`], and those of `check`.
@@ -420,6 +423,7 @@ impl<D: SegmentStore> Running<D> {
         check: impl FnOnce() -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
         let held = doomed.iter().map(|meta| self.hold(meta)).collect::<Result<Vec<_>, _>>()?;
+        let _attributes = self.attributes();
         check()?;
         // A volume is the last one. The committer refuses to destroy it without a snapshot that was
         // made meanwhile.

@@ -94,6 +94,7 @@ impl<D: SegmentStore> Running<D> {
         old: Option<&Secret>,
         new: &Secret,
     ) -> Result<(), VolumeError> {
+        let _attributes = self.attributes();
         let meta = self.pool().find(name)?.meta.clone();
         self.pool().key_slot(&meta)?;
         let key = match old {

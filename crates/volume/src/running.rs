@@ -95,6 +95,10 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     taken: Mutex<BTreeSet<u32>>,
     /// The volumes that are devices, by their numbers.
     devices: Mutex<BTreeMap<u32, OpenDevice>>,
+    /// Locked while a key slot, properties or a reservation are changed, and from the comparison of
+    /// a volume with its copy until it is destroyed: the comparison sees every change that was
+    /// answered.
+    attributes: Mutex<()>,
     /// The resync of a copy that has joined or come back.
     background: Background,
     /// The control socket of the daemon, once it was announced.
@@ -318,6 +322,7 @@ impl<D: SegmentStore> Running<D> {
             thread: Some(thread),
             taken: Mutex::new(BTreeSet::new()),
             devices: Mutex::new(BTreeMap::new()),
+            attributes: Mutex::new(()),
             background: Background::default(),
             control: Mutex::new(None),
             former: Mutex::new(Vec::new()),
@@ -401,6 +406,11 @@ impl<D: SegmentStore> Running<D> {
     /// The pool.
     pub fn pool(&self) -> &Arc<Pool<D>> {
         &self.pool
+    }
+
+    /// Locks the key slots, properties and reservations of all volumes.
+    pub(crate) fn attributes(&self) -> MutexGuard<'_, ()> {
+        self.attributes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a volume is served as a device, or held for a change.

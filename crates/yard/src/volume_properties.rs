@@ -19,9 +19,12 @@ use crate::stack::compression;
 use crate::uri::UriError;
 use crate::volumes::{VolumeDone, VolumeRequest, work};
 
+/// The property with the bytes that are reserved for a volume; 0 for none.
+pub const RESERVATION: &str = "reservation";
+
 /// The properties that can be set, in the order in which they are shown.
 pub const PROPERTIES: [&str; 6] =
-    ["compress", "sync", "iops", "bandwidth", "reservation", "read_only"];
+    ["compress", "sync", "iops", "bandwidth", RESERVATION, "read_only"];
 
 /// Where the value of a property comes from.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]

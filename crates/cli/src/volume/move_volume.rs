@@ -31,7 +31,7 @@ use blockyard_volume_admin::receive::{ReceiveTarget, receive as receive_here};
 use blockyard_yard::client::ClientError;
 use blockyard_yard::error::counted;
 use blockyard_yard::size::rounded;
-use blockyard_yard::volume_properties::PropertySource;
+use blockyard_yard::volume_properties::{PropertySource, PropertyView, RESERVATION};
 use blockyard_yard::volumes::{self, ReceivedView, VolumeRequest, VolumeView};
 use serde_json::json;
 
@@ -216,9 +216,12 @@ impl CompleteCopy {
     }
 }
 
-/// The properties of a volume that are stored in its pool.
+/// The properties of a volume that are stored in its pool, and its reservation: only that one can
+/// be removed.
 fn stored_properties(volume: &VolumeView) -> BTreeMap<String, String> {
-    let stored = volume.properties.iter().filter(|it| it.source == PropertySource::Pool);
+    let is_stored =
+        |it: &&PropertyView| it.source == PropertySource::Pool || it.name == RESERVATION;
+    let stored = volume.properties.iter().filter(is_stored);
     stored.map(|it| (it.name.clone(), it.value.clone())).collect()
 }
 
@@ -261,10 +264,7 @@ impl Moving<'_> {
     /// Sets the properties that the volume has in the first pool.
     fn set_properties(&self, copy: &str, volume: &VolumeView) -> Result<(), Failure> {
         let set = VolumeRequest { properties: stored_properties(volume), ..request(copy) };
-        if !set.properties.is_empty() {
-            self.target.work("set", set)?;
-        }
-        Ok(())
+        self.target.work("set", set).map(drop)
     }
 
     /// Copies the volume. If that fails, both pools are as they were.

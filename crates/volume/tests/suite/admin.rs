@@ -7,11 +7,13 @@ use std::sync::mpsc::channel;
 use blockyard_core::{Flags, Sector};
 use blockyard_testing::channel::handle;
 use blockyard_testing::temp_dir::TempDir;
+use blockyard_volume::encryption::{Secret, VolumeKey};
 use blockyard_volume::{
     Compression, Options, Running, SyncMode, Volume, VolumeConfig, VolumeError,
 };
 use blockyard_volume_admin::check::check;
 use blockyard_volume_admin::scrub::{ScrubPosition, ScrubStep, continue_scrub, scrub};
+use blockyard_volume_format::properties::Properties;
 
 fn open(path: &Path, name: &str, size: u64) -> Arc<Volume> {
     Volume::open(VolumeConfig {
@@ -344,6 +346,75 @@ fn a_volume_is_destroyed_together_with_its_newest_snapshots() {
     assert!(names(&running).is_empty());
     drop(running);
     assert!(names(&Running::open(&path, Options::default()).unwrap()).is_empty());
+}
+
+/// Changes an attribute of a volume, and then again and again from the check before its destruction
+/// on, until that is refused. Returns the numbers that `change` was answered for last, and that
+/// `look` found in the check.
+fn last_and_checked(
+    running: &Running,
+    change: impl Fn(u64) -> Result<(), VolumeError> + Send,
+    look: impl Fn() -> u64,
+) -> (u64, u64) {
+    let (checks, checked) = channel();
+    change(1).unwrap();
+    let doomed = running.doomed("v0", true).unwrap();
+    std::thread::scope(|scope| {
+        let changes = scope.spawn(move || {
+            checked.recv().unwrap();
+            let refused = (2..).find_map(|number| Some((number, change(number).err()?)));
+            let (number, error) = refused.unwrap();
+            assert!(matches!(error, VolumeError::NoSuchVolume { .. }), "{error}");
+            number - 1
+        });
+        let mut found = 0;
+        let check = || {
+            found = look();
+            checks.send(()).unwrap();
+            // The other thread would change the attribute now.
+            (0..1000).for_each(|_| std::thread::yield_now());
+            Ok(())
+        };
+        running.destroy_all_if(&doomed, check).unwrap();
+        (changes.join().unwrap(), found)
+    })
+}
+
+/// Regression: the owner of a volume that was moved got an answer to a change that its copy lacked.
+#[test]
+fn a_volume_is_destroyed_with_the_attributes_that_were_compared() {
+    let (_place, path) = pool("attributes");
+    let running = Running::open(&path, Options::default()).unwrap();
+    let secret = |number: u64| Secret::Key(format!("{number:032}").into_bytes().into());
+    for round in 0..12 {
+        running.create_reserved("v0", 16 << 20, 0, 0, Some(&secret(0))).unwrap();
+        running.unlock("v0", &secret(0)).unwrap();
+        let meta = || running.pool().find("v0").unwrap().listed();
+        let set = |iops| {
+            let iops = Properties { iops: Some(iops), ..Properties::default() };
+            running.set("v0", iops, None)
+        };
+        let iops = || {
+            let id = meta().id;
+            running.pool().volumes().properties_of(id).iops.unwrap()
+        };
+        let opens = |number: &u64| {
+            let slot = running.pool().key_slot(&meta()).unwrap();
+            VolumeKey::unwrap(&slot, &secret(*number)).unwrap().is_some()
+        };
+        let (last, checked) = match round % 3 {
+            0 => last_and_checked(&running, set, iops),
+            1 => {
+                let reserve = |number| running.reserve("v0", number);
+                last_and_checked(&running, reserve, || meta().reserved_bytes)
+            }
+            _ => {
+                let change_key = |number| running.change_key("v0", None, &secret(number));
+                last_and_checked(&running, change_key, || (1..).find(opens).unwrap())
+            }
+        };
+        assert_eq!(last, checked, "an answered change was not compared, in round {round}");
+    }
 }
 
 /// A thread writes the same number to two volumes, first to one and then to the other. A snapshot

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{VolumeDone, VolumeRequest, argument, counted, guid_text, key_slot_text};
 use crate::error::YardError;
-use crate::volume_properties::{PropertySource, PropertyView, views};
+use crate::volume_properties::{PropertySource, PropertyView, RESERVATION, views};
 
 /// A snapshot that `prune` keeps.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -95,7 +95,12 @@ fn check_copied(
     let present = running.pool().find(&volume.name)?.listed();
     let properties = running.pool().volumes().properties_of(present.id);
     let is_lacking = |it: &PropertyView| {
-        it.source == PropertySource::Pool && request.properties.get(&it.name) != Some(&it.value)
+        let of_copy = request.properties.get(&it.name);
+        match it.source {
+            PropertySource::Pool => of_copy != Some(&it.value),
+            // It may have been removed, and the copy still has one.
+            _ => it.name == RESERVATION && of_copy.is_some_and(|value| *value != it.value),
+        }
     };
     if let Some(it) = views(&present, &properties, None).into_iter().find(is_lacking) {
         let why = format!("no longer as it was copied: `{}` was set to `{}`", it.name, it.value);
