@@ -24,6 +24,7 @@ use crate::view::{
     NbdMemoryView, StatsView, UblkRequest, UblkView, VersionView, VhostRequest, VhostView,
     ZoneDone, ZoneRequest, ZonesView,
 };
+use crate::volume_properties::RESERVATION;
 use crate::volumes::{PoolView, ReceivedView, VolumeDone, VolumeRequest, VolumeView};
 use crate::warnings::StatusView;
 use crate::zone_counts::ZoneCountsView;
@@ -527,7 +528,7 @@ impl Client {
     pub fn volume(&self, verb: &str, request: &VolumeRequest) -> Result<VolumeDone, ClientError> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         let path = format!("/v1/volumes/{}", encode(verb).replace('/', "%2F"));
-        self.parse(self.exchange_within(timeout_of(verb), Method::POST, &path, body)?)
+        self.parse(self.exchange_within(timeout_of(verb, request), Method::POST, &path, body)?)
     }
 
     /// The stream of a snapshot.
@@ -884,8 +885,16 @@ fn device_path(name: &str, rest: &str) -> String {
 }
 
 /// The wait for an operation on a volume.
-fn timeout_of(verb: &str) -> Duration {
+fn timeout_of(verb: &str, request: &VolumeRequest) -> Duration {
+    let reads_maps = match verb {
+        "estimate" => true,
+        "destroy" | "prune" => request.count_freed || !request.copied.is_empty(),
+        "set" => request.properties.contains_key(RESERVATION),
+        "resize" => request.reservation_bytes.is_some(),
+        _ => false,
+    };
     match verb {
+        _ if reads_maps => TIMEOUT_LONG,
         // They need nothing of the pool's storage.
         "receives" | "lock" | "unlock" => TIMEOUT,
         _ => TIMEOUT_CHANGE,
@@ -899,8 +908,30 @@ mod tests {
     /// Regression: each command waited an hour for a yard that hung.
     #[test]
     fn only_changes_of_a_pool_wait_for_an_outage_of_its_object_store() {
-        assert_eq!(timeout_of("receives"), TIMEOUT);
-        let change = timeout_of("destroy");
-        assert!(change > Duration::from_secs(600) && change < TIMEOUT_LONG, "{change:?}");
+        let request = VolumeRequest::default();
+        assert_eq!(timeout_of("receives", &request), TIMEOUT);
+        for verb in ["destroy", "prune", "set", "resize"] {
+            let change = timeout_of(verb, &request);
+            assert!(change > Duration::from_secs(600) && change < TIMEOUT_LONG, "{change:?}");
+        }
+    }
+
+    /// Regression: a command gave up while the yard counted the blocks of a large volume.
+    #[test]
+    fn requests_that_read_the_maps_of_volumes_wait_for_an_hour() {
+        let (copied, reservation_bytes) = (vec!["0123456789abcdef".to_owned()], Some(1 << 30));
+        let properties = [(RESERVATION.to_owned(), "1G".to_owned())].into();
+        let request = VolumeRequest::default();
+        let counts = VolumeRequest { count_freed: true, ..VolumeRequest::default() };
+        for (verb, request) in [
+            ("estimate", request),
+            ("destroy", VolumeRequest { copied, ..VolumeRequest::default() }),
+            ("destroy", counts.clone()),
+            ("prune", counts),
+            ("set", VolumeRequest { properties, ..VolumeRequest::default() }),
+            ("resize", VolumeRequest { reservation_bytes, ..VolumeRequest::default() }),
+        ] {
+            assert_eq!(timeout_of(verb, &request), TIMEOUT_LONG, "{verb}");
+        }
     }
 }
