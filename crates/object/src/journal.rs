@@ -48,7 +48,7 @@ use crate::cache::ObjectCache;
 use crate::client::{Created, ObjectClient};
 use crate::compaction;
 use crate::image::PoolImage;
-use crate::local_log::LocalLog;
+use crate::local_log::{LocalLog, LogGroup};
 use crate::object_reader::ObjectReader;
 use crate::read_ahead::{Fetches, ReadStreams};
 use crate::requests::Requests;
@@ -315,23 +315,26 @@ impl State {
         self.uploads_bytes + open_bytes
     }
 
-    /// Adds to the local log what the batches got that it does not have.
-    fn add_groups(&self, log: &mut LocalLog) {
-        let (logged, end) = log.end;
+    /// What the batches got that the local log does not have: its end is `end`.
+    fn groups_after(&self, (logged, end): (u64, GroupsEnd)) -> Vec<LogGroup> {
+        let mut groups = Vec::new();
         for number in logged.max(self.acknowledged)..=self.open_number() {
             let before = if number == logged { end } else { GroupsEnd::default() };
             let upload = self.uploads.get((number - self.acknowledged) as usize);
-            let (bytes, records) = match upload {
-                Some(upload) => (&upload.bytes[..], &upload.records),
-                None => (&self.open.bytes[..], &self.open.records),
-            };
-            let records = &records[before.records..];
+            let records = upload.map_or(&self.open.records, |upload| &upload.records);
+            let records = records[before.records..].to_vec();
             let from = PAYLOAD_AT + before.payload_bytes;
-            let payload = &bytes[from..from + payload_bytes(records) as usize];
+            let range = from..from + payload_bytes(&records) as usize;
+            // Only the open batch is copied: every request waits for this lock.
+            let payload = match upload {
+                Some(upload) => upload.bytes.slice(range),
+                None => Bytes::copy_from_slice(&self.open.bytes[range]),
+            };
             if !records.is_empty() {
-                log.add(number, before, (records, payload));
+                groups.push(LogGroup { number, before, records, payload });
             }
         }
+        groups
     }
 
     /// Acknowledges the oldest batches if they are there.
@@ -709,12 +712,12 @@ impl Journal {
     ) -> SyncPoint {
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
-        state.add_groups(&mut log);
+        let groups = log.end().map_or_else(Vec::new, |end| state.groups_after(end));
         let batches = state.open_number() + u64::from(!state.open.records.is_empty());
         let acknowledged = state.acknowledged;
         drop(state);
         log.remove_below(acknowledged);
-        let is_logged = log.write(&self.title);
+        let is_logged = log.append(&groups, &self.title);
         drop(log);
         let now = self.now();
         let mut state = self.state();

@@ -23,7 +23,6 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::mem::take;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -51,18 +50,28 @@ const SPARE: &str = "spare-";
 /// Most spares. The number of batches that are being uploaded changes by a few.
 const SPARES_MAX: usize = 4;
 
-/// Most bytes of memory that the groups keep from one sync to the next. A sync with more is rare.
+/// Most bytes of memory that a group keeps for the next one. One with more is rare.
 const KEPT_BYTES: usize = 1 << 20;
 
 /// What a batch got since its group before.
 #[derive(Debug)]
-struct LogGroup {
+pub(crate) struct LogGroup {
     /// The number of the batch.
-    number: u64,
+    pub(crate) number: u64,
+    /// What the groups of the batch before have.
+    pub(crate) before: GroupsEnd,
+    pub(crate) records: Vec<BatchRecord>,
+    pub(crate) payload: Bytes,
+}
+
+impl LogGroup {
     /// What the groups of the batch have with this one.
-    end: GroupsEnd,
-    /// The place of its bytes in [`LocalLog::bytes`].
-    range: Range<usize>,
+    fn end(&self) -> GroupsEnd {
+        GroupsEnd {
+            records: self.before.records + self.records.len(),
+            payload_bytes: self.before.payload_bytes + self.payload.len(),
+        }
+    }
 }
 
 /// The log of an open pool.
@@ -74,9 +83,8 @@ pub(crate) struct LocalLog {
     /// The file that was written last.
     last: Option<OpenFile>,
     /// How far the batches are in the log: the number of a batch, and what its groups have.
-    pub(crate) end: (u64, GroupsEnd),
-    /// The groups that were added and not written yet.
-    groups: Vec<LogGroup>,
+    end: (u64, GroupsEnd),
+    /// The memory of a group that is being written.
     bytes: Vec<u8>,
     /// Batches below this number have no file.
     removed: u64,
@@ -94,65 +102,38 @@ struct OpenFile {
 }
 
 impl LocalLog {
-    /// The log of an opener in a directory without files of earlier ones. Makes a spare for batches
-    /// of this length.
-    pub(crate) fn new(directory: &Path, header: ObjectHeader, batch_bytes: usize) -> LocalLog {
-        let mut log = LocalLog {
+    /// The log of an opener in a directory without files of earlier ones, but this number of spares
+    /// ([`make_first_spare`]).
+    pub(crate) fn new(directory: &Path, header: ObjectHeader, spares: usize) -> LocalLog {
+        LocalLog {
             directory: directory.to_owned(),
             header,
             last: None,
             end: (0, GroupsEnd::default()),
-            groups: Vec::new(),
             bytes: Vec::new(),
             removed: 0,
-            spares: 0,
+            spares,
             has_failed: false,
-        };
-        // The heads of groups and the last write of a batch come on top.
-        match make_spare(&spare(directory, 0), batch_bytes + batch_bytes / 8) {
-            Ok(()) => log.spares = 1,
-            Err(error) => {
-                remove_spares(directory);
-                tracing::warn!(
-                    "cannot prepare a file of the local log in `{}`: {error}; syncs take longer \
-                     until the first batches are uploaded",
-                    directory.display()
-                );
-            }
         }
-        log
     }
 
-    /// Adds a group to those that [`LocalLog::write`] writes: `records` of a batch with their
-    /// payload, after those of `before`.
-    pub(crate) fn add(
-        &mut self,
-        number: u64,
-        before: GroupsEnd,
-        (records, payload): (&[BatchRecord], &[u8]),
-    ) {
-        if self.has_failed {
-            return;
-        }
-        let header = ObjectHeader { number, ..self.header };
-        let at = self.bytes.len();
-        format::append(&mut self.bytes, &header, before, (records, payload));
-        let end = GroupsEnd {
-            records: before.records + records.len(),
-            payload_bytes: before.payload_bytes + payload.len(),
-        };
-        self.groups.push(LogGroup { number, end, range: at..self.bytes.len() });
+    /// How far the batches are in the log: the number of a batch, and what its groups have. `None`
+    /// after an error.
+    pub(crate) fn end(&self) -> Option<(u64, GroupsEnd)> {
+        (!self.has_failed).then_some(self.end)
     }
 
-    /// Makes the groups that were added durable. Returns whether they are.
-    pub(crate) fn write(&mut self, title: &str) -> bool {
-        let (groups, mut bytes) = (take(&mut self.groups), take(&mut self.bytes));
+    /// Makes groups durable, each after the one before it. Returns whether they are.
+    pub(crate) fn append(&mut self, groups: &[LogGroup], title: &str) -> bool {
         for group in groups {
             if self.has_failed {
                 break;
             }
-            match self.write_group(group.number, &bytes[group.range]) {
-                Ok(()) => self.end = (group.number, group.end),
+            let mut bytes = take(&mut self.bytes);
+            let header = ObjectHeader { number: group.number, ..self.header };
+            format::append(&mut bytes, &header, group.before, (&group.records, &group.payload));
+            match self.write_group(group.number, &bytes) {
+                Ok(()) => self.end = (group.number, group.end()),
                 Err(error) => {
                     self.has_failed = true;
                     tracing::error!(
@@ -162,10 +143,10 @@ impl LocalLog {
                     );
                 }
             }
+            bytes.clear();
+            bytes.shrink_to(KEPT_BYTES);
+            self.bytes = bytes;
         }
-        bytes.clear();
-        bytes.shrink_to(KEPT_BYTES);
-        self.bytes = bytes;
         !self.has_failed
     }
 
@@ -237,6 +218,23 @@ impl LocalLog {
 
 fn spare(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("{SPARE}{number}"))
+}
+
+/// Makes the first spare in a directory, for batches of this length. Returns the number of spares.
+pub(crate) fn make_first_spare(directory: &Path, batch_bytes: usize) -> usize {
+    // The heads of groups and the last write of a batch come on top.
+    match make_spare(&spare(directory, 0), batch_bytes + batch_bytes / 8) {
+        Ok(()) => 1,
+        Err(error) => {
+            remove_spares(directory);
+            tracing::warn!(
+                "cannot prepare a file of the local log in `{}`: {error}; syncs take longer until \
+                 the first batches are uploaded",
+                directory.display()
+            );
+            0
+        }
+    }
 }
 
 /// Makes a file of zeros whose blocks are written.
@@ -397,8 +395,8 @@ impl LogPlace<'_> {
         self.directory.join(format::name(self.epoch, number))
     }
 
-    /// The opener of the log, as the first intact head names it. If the epoch is the newest one,
-    /// the manifest names its opener, too.
+    /// The opener of the log, as the first intact head names it. The manifest names it too if the
+    /// epoch is the newest one, or its batches are still to be replayed.
     fn check_writer(&self, numbers: &[u64]) -> Result<Option<WriterId>, BucketError> {
         let is_newest = self.epoch == self.manifest.epoch;
         for number in numbers {
@@ -409,7 +407,9 @@ impl LogPlace<'_> {
                 };
             }
         }
-        Ok(is_newest.then_some(self.manifest.writer))
+        let mark = || self.manifest.logs.iter().find(|mark| mark.epoch == self.epoch);
+        let newest = is_newest.then_some(self.manifest.writer);
+        Ok(newest.or_else(|| mark().map(|mark| mark.log)))
     }
 
     /// The head of the file of a batch; `None` if it is not intact, or that of another batch.
@@ -459,15 +459,18 @@ impl LogPlace<'_> {
             [last] => file.is_some() && self.parse(last, writer)?.0.is_none(),
             _ => false,
         };
+        let is_damaged =
+            || self.damaged(number, "is damaged at its end, and a later file is there");
         if !is_last {
             let Some(LogHead { before, .. }) = self.head(later[0])? else {
                 return Err(self.damaged(later[0], "is damaged at its beginning"));
             };
             if file.as_ref().is_none_or(|file| (number, file.end()) != before) {
-                return Err(
-                    self.damaged(number, "is damaged at its end, and a later file is there")
-                );
+                return Err(is_damaged());
             }
+        } else if torn_bytes > 0 && !later.is_empty() {
+            // The last file has nothing, but it was named when all of this one was durable.
+            return Err(is_damaged());
         } else if torn_bytes > 0 {
             // Nothing tells a write that was interrupted from damage of the last one.
             tracing::warn!(

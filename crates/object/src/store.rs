@@ -331,11 +331,16 @@ impl BucketStore {
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
         let cache = request.cache.map(open).transpose()?;
+        let mut spares = 0;
         let mut own = OwnLog { earlier: Vec::new(), acknowledges: settings.local.is_some() };
         if let Some(directory) = request.log {
             local_log::make_directory(directory)?;
             runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
             local_log::remove_spares(directory);
+            // Before the lease is taken: it takes as long as the disk needs.
+            if own.acknowledges {
+                spares = local_log::make_first_spare(directory, settings.batch_bytes);
+            }
             own.earlier = local_log::identities(directory)?;
             let openers = [&own.earlier[..], &[writer]].concat();
             local_log::set_identities(directory, &openers)?;
@@ -347,7 +352,7 @@ impl BucketStore {
             _ = local_log::set_identities(directory, &[writer]);
         }
         let log = request.log.filter(|_| settings.local.is_some());
-        let log = log.map(|it| LocalLog::new(it, state.header, settings.batch_bytes));
+        let log = log.map(|it| LocalLog::new(it, state.header, spares));
         let mut store = BucketStore::of(client, settings, (cache, log), state, runtime, &lease);
         store.writes = true;
         if let Some(keeping) = lease.keeping {
