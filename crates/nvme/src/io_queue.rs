@@ -7,7 +7,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use blockyard_core::clock::Monotonic;
@@ -99,25 +98,16 @@ impl IoQueue {
     /// Closes all channels, which waits for the requests that devices have started, and ends what
     /// the queue is to its controller. Only a connection that has waited too long has any requests.
     pub(crate) fn close(self) {
-        let IoQueue { controller, link, mut namespaces, .. } = self;
+        let IoQueue { controller, link, namespaces, .. } = self;
+        let (removed, others): (Vec<_>, Vec<_>) =
+            namespaces.into_iter().partition(NamespaceQueue::is_removed);
+        // It also ends delays, and drops what the device was not given yet.
+        others.into_iter().for_each(close_channel);
         // The host's next association reaches no removed device, and does not wait for one that
-        // does not complete its commands. Devices may be removed meanwhile.
-        loop {
-            let mut at = 0;
-            while let Some(namespace) = namespaces.get_mut(at) {
-                match namespace.has_ended() {
-                    true => close_channel(namespaces.swap_remove(at)),
-                    false => at += 1,
-                }
-            }
-            if namespaces.iter().all(NamespaceQueue::is_removed) {
-                break;
-            }
-            thread::sleep(COMPLETION_LOOK_INTERVAL);
-        }
+        // does not complete its commands.
         controller.close_queue(&link);
         controller.target.detach(&link);
-        namespaces.into_iter().for_each(close_channel);
+        removed.into_iter().for_each(close_channel);
     }
 
     /// From now on a command of several operations begins no more of them. Returns one disk without

@@ -1,7 +1,6 @@
 //! A namespace of an I/O queue: commands become bios, completions become statuses.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use blockyard_core::zone::{ZoneCond, ZoneInfo};
@@ -186,18 +185,6 @@ impl NamespaceQueue {
     /// Whether the device has nothing more to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.bios.is_empty() && self.scanning.is_empty() && self.channel.in_flight() == 0
-    }
-
-    /// Takes completions, for a host that gets no more answers. Returns whether the device has
-    /// completed all that it was given, or its channel panics: then nothing is known of it.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        let (channel, mut done) = (&mut self.channel, Vec::new());
-        let look = AssertUnwindSafe(|| {
-            channel.reap(&mut done);
-            channel.in_flight() == 0
-        });
-        // The panic was reported when it happened.
-        catch_unwind(look).unwrap_or(true)
     }
 
     /// Whether there is something for another round of the same turn, after one that has `reaped`
