@@ -40,19 +40,29 @@ impl Devices {
         for device in &others.left {
             tracing::warn!(device, "its closing takes long; the yard ends when it is closed");
         }
-        let mut block_devices = Closing::begin(block_devices, close.clone());
-        block_devices.wait(Some(Instant::now() + UBLK_STOP_TIMEOUT));
-        for device in &block_devices.left {
+        // A device without a thread may have its files on a block device.
+        for device in std::mem::take(&mut others.unstarted) {
+            if let Err(error) = close(&device) {
+                tracing::error!(device, %error, "not closed");
+            }
+        }
+        let devices = Arc::clone(self);
+        let mut removal = Closing::begin(block_devices, move |name| devices.ublk.remove(name));
+        removal.wait(Some(Instant::now() + UBLK_STOP_TIMEOUT));
+        for device in &removal.left {
             tracing::error!(
                 device,
                 "not closed: it does not complete the requests of its block device"
             );
         }
-        for device in &others.unstarted {
-            if let Err(error) = close(device) {
+        // The last volume of a pool may be among them: closing it has no limit.
+        let mut removed = Closing::begin(removal.succeeded, close.clone());
+        for device in std::mem::take(&mut removed.unstarted) {
+            if let Err(error) = close(&device) {
                 tracing::error!(device, %error, "not closed");
             }
         }
+        removed.wait(None);
         others.wait(None);
         // Those that the kernel has refused to remove.
         self.ublk.leave();
@@ -63,6 +73,8 @@ impl Devices {
 struct Closing<E> {
     /// The names whose work has not ended.
     left: Vec<String>,
+    /// The names whose work has ended without an error.
+    succeeded: Vec<String>,
     /// The names for which no thread could be started.
     unstarted: Vec<String>,
     ended: Receiver<(String, Result<(), E>)>,
@@ -74,7 +86,8 @@ impl<E: fmt::Display + Send + 'static> Closing<E> {
         work: impl Fn(&str) -> Result<(), E> + Clone + Send + 'static,
     ) -> Closing<E> {
         let (sender, ended) = channel();
-        let mut closing = Closing { left: Vec::new(), unstarted: Vec::new(), ended };
+        let (left, succeeded, unstarted) = Default::default();
+        let mut closing = Closing { left, succeeded, unstarted, ended };
         for name in names {
             let (sender, work, device) = (sender.clone(), work.clone(), name.clone());
             let run = move || {
@@ -108,8 +121,9 @@ impl<E: fmt::Display + Send + 'static> Closing<E> {
             && let Some((device, done)) = next()
         {
             self.left.retain(|left| *left != device);
-            if let Err(error) = done {
-                tracing::error!(device, %error, "not closed in order");
+            match done {
+                Ok(()) => self.succeeded.push(device),
+                Err(error) => tracing::error!(device, %error, "not closed in order"),
             }
         }
     }
@@ -154,6 +168,8 @@ mod tests {
         released.wait();
         closing.wait(None);
         assert!(closing.left.is_empty() && closing.unstarted.is_empty());
+        closing.succeeded.sort();
+        assert_eq!(closing.succeeded, ["a", "hung"]);
     }
 
     /// Reports the closing of a disk, which then waits until the test has come to `released`, too.
