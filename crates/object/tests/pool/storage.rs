@@ -228,17 +228,17 @@ fn reads_that_follow_each_other_share_requests() {
 #[test]
 fn random_reads_of_one_segment_fetch_little() {
     let (segment, cache) = (LongSegment::new(), tempfile::tempdir().unwrap());
-    // The cache has space for a quarter of the segment.
-    let settings = BucketSettings { cache_bytes: 4 << 20, ..LongSegment::settings() };
+    // The reads are in one object, of which the cache has a quarter.
+    let settings = BucketSettings { cache_bytes: 1 << 20, ..LongSegment::settings() };
     let pool = segment.open(settings, Some(cache.path()));
     let mut random = Seed::from_env().rng(7);
-    let blocks = segment.bytes.len() / 4096;
     let (mut misses, mut fetched) = (0, 0);
-    for _ in 0..6000 {
-        let of_read = read(&segment, &pool, random.usize(..blocks) * 4096, 4096);
+    for _ in 0..2000 {
+        let at = (12 << 20) + random.usize(..1024) * 4096;
+        let of_read = read(&segment, &pool, at, 4096);
         (misses, fetched) = (misses + of_read.0, fetched + of_read.1);
     }
-    assert!(misses > 2000, "{misses} misses");
+    assert!(misses > 500, "{misses} misses");
     assert!(fetched / misses < 160 << 10, "{fetched} bytes for {misses} misses");
 }
 
