@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use blockyard_volume_format::object::ObjectId;
 use tokio::runtime::Runtime;
-use tokio::time::Instant;
 
 use crate::journal::{Journal, Located};
 use crate::object_reader::{ObjectPart, ReadError};
@@ -85,22 +84,12 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads a range of an object from the object store; waits as long as writes do if that does
-    /// not answer, since a write of a part of a block reads the rest.
-    ///
-    /// If the object is missing, and another process has replaced the manifest, this ends the
-    /// journal: a compaction has removed the object, which is not lost.
+    /// Reads a range of an object from the object store. If the object is missing, and another
+    /// process has replaced the manifest, this ends the journal: a compaction has removed the
+    /// object, which is not lost.
     async fn fetch(&self, object: ObjectId, range: Range<u64>) -> Result<ObjectPart, ReadError> {
-        let since = Instant::now();
-        let read = loop {
-            match self.reader.read(object, range.clone()).await {
-                Err(ReadError::Request(error))
-                    if error.is_transient()
-                        && since.elapsed() < self.settings.outage_max
-                        && self.failure().is_none() => {}
-                read => break read,
-            }
-        };
+        // No longer than the client tries: each read that waits has a thread, and they are bounded.
+        let read = self.reader.read(object, range).await;
         if let Err(ReadError::Missing(_)) = read {
             let known = self.state().manifest.changes;
             if let Ok(Some((manifest, _))) = recovery::manifest(&self.client).await
