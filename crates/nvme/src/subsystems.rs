@@ -1013,8 +1013,8 @@ mod tests {
         }
     }
 
-    /// The bug: the next server bound the port of one that had ended, and added its address before
-    /// that one removed the same. Discovery then listed no device.
+    /// The bug: a server bound the port of one that had ended, and added its address. Then the
+    /// ended one removed that address, and discovery listed no device.
     #[test]
     fn a_server_that_stops_leaves_the_address_to_the_next_one() {
         let subsystems = Subsystems::new("", HostAccess::default(), None);
