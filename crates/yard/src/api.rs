@@ -254,76 +254,81 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
+/// The status of an answer with this error.
+fn status_of(error: &YardError) -> StatusCode {
+    match error {
+        YardError::NoSuchDevice { .. }
+        | YardError::Fault(FaultError::NoSuchRule { .. })
+        | YardError::NoSuchPool { .. }
+        | YardError::NoSuchListener { .. }
+        | YardError::NoVhost { .. }
+        | YardError::NoUblk { .. }
+        | YardError::Volume(
+            VolumeError::NoSuchVolume { .. }
+            | VolumeError::NoBase { .. }
+            | VolumeError::Store(StoreError::NoPool { .. }),
+        ) => StatusCode::NOT_FOUND,
+        YardError::Taken { .. }
+        | YardError::Ending
+        | YardError::Full { .. }
+        | YardError::Listen { .. }
+        | YardError::ListenerUsed { .. }
+        | YardError::VhostServed { .. }
+        | YardError::VhostListen(_)
+        | YardError::VhostBusy { .. }
+        | YardError::VhostUsed { .. }
+        | YardError::Ublk(_)
+        | YardError::UblkOutdated { .. }
+        | YardError::UblkServed { .. }
+        | YardError::UblkLeft { .. }
+        | YardError::UblkBusy { .. }
+        | YardError::UblkUsed { .. }
+        | YardError::Busy { .. }
+        | YardError::Used { .. }
+        | YardError::Held { .. }
+        | YardError::ChangesUsed { .. }
+        | YardError::MountUsed { .. }
+        | YardError::Traced { .. }
+        | YardError::NotTraced { .. }
+        | YardError::Claimed { .. }
+        | YardError::Volume(_)
+        | YardError::Export(_)
+        | YardError::File(_)
+        | YardError::NotZoned { .. }
+        | YardError::NotRam { .. }
+        | YardError::Rescan { .. }
+        | YardError::Ram(_)
+        | YardError::Mounted { .. }
+        | YardError::NotMounted { .. }
+        | YardError::ZoneFs(_)
+        | YardError::Mount(_)
+        | YardError::Zone { .. }
+        | YardError::ZoneImage(
+            ZoneImageError::NotEmpty { .. }
+            | ZoneImageError::Geometry { .. }
+            | ZoneImageError::Active { .. }
+            | ZoneImageError::Unit { .. }
+            | ZoneImageError::Zone { .. },
+        )
+        | YardError::NotUpgradable { .. }
+        | YardError::NotStandby
+        | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
+        YardError::Overloaded { .. }
+        | YardError::Replays { .. }
+        | YardError::Fault(FaultError::Scenarios { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        YardError::Upgrade { .. } | YardError::Device(DeviceError::Os { .. }) => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
 impl From<YardError> for ErrorResponse {
     fn from(error: YardError) -> ErrorResponse {
-        let status = match &error {
-            YardError::NoSuchDevice { .. }
-            | YardError::Fault(FaultError::NoSuchRule { .. })
-            | YardError::NoSuchPool { .. }
-            | YardError::NoSuchListener { .. }
-            | YardError::NoVhost { .. }
-            | YardError::NoUblk { .. }
-            | YardError::Volume(
-                VolumeError::NoSuchVolume { .. }
-                | VolumeError::NoBase { .. }
-                | VolumeError::Store(StoreError::NoPool { .. }),
-            ) => StatusCode::NOT_FOUND,
-            YardError::Taken { .. }
-            | YardError::Full { .. }
-            | YardError::Listen { .. }
-            | YardError::ListenerUsed { .. }
-            | YardError::VhostServed { .. }
-            | YardError::VhostListen(_)
-            | YardError::VhostBusy { .. }
-            | YardError::VhostUsed { .. }
-            | YardError::Ublk(_)
-            | YardError::UblkOutdated { .. }
-            | YardError::UblkServed { .. }
-            | YardError::UblkLeft { .. }
-            | YardError::UblkBusy { .. }
-            | YardError::UblkUsed { .. }
-            | YardError::Busy { .. }
-            | YardError::Used { .. }
-            | YardError::Held { .. }
-            | YardError::ChangesUsed { .. }
-            | YardError::MountUsed { .. }
-            | YardError::Traced { .. }
-            | YardError::NotTraced { .. }
-            | YardError::Claimed { .. }
-            | YardError::Volume(_)
-            | YardError::Export(_)
-            | YardError::File(_)
-            | YardError::NotZoned { .. }
-            | YardError::NotRam { .. }
-            | YardError::Rescan { .. }
-            | YardError::Ram(_)
-            | YardError::Mounted { .. }
-            | YardError::NotMounted { .. }
-            | YardError::ZoneFs(_)
-            | YardError::Mount(_)
-            | YardError::Zone { .. }
-            | YardError::ZoneImage(
-                ZoneImageError::NotEmpty { .. }
-                | ZoneImageError::Geometry { .. }
-                | ZoneImageError::Active { .. }
-                | ZoneImageError::Unit { .. }
-                | ZoneImageError::Zone { .. },
-            )
-            | YardError::NotUpgradable { .. }
-            | YardError::NotStandby
-            | YardError::Device(DeviceError::Gone) => StatusCode::CONFLICT,
-            YardError::Overloaded { .. }
-            | YardError::Replays { .. }
-            | YardError::Fault(FaultError::Scenarios { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-            YardError::Upgrade { .. } | YardError::Device(DeviceError::Os { .. }) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-            _ => StatusCode::BAD_REQUEST,
-        };
         let (field, value) = error.blame();
         let view =
             ErrorView { code: error.code().to_owned(), field, value, message: error.to_string() };
-        ErrorResponse(status, view)
+        ErrorResponse(status_of(&error), view)
     }
 }
 

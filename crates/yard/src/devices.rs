@@ -63,12 +63,19 @@ struct DeviceTable {
     /// The names of devices that are being opened or removed, which no other request may use: a
     /// device opens its files, and devices of one name often have the same files.
     reserved: Vec<String>,
+    /// The yard is ending: it opens no device any more.
+    is_ending: bool,
 }
 
 impl DeviceTable {
     fn is_taken(&self, name: &str) -> bool {
         self.entries.iter().any(|entry| entry.spec.name() == name)
             || self.reserved.iter().any(|reserved| reserved == name)
+    }
+
+    /// Refuses requests that open a device while the yard ends.
+    fn check_open(&self) -> Result<(), YardError> {
+        if self.is_ending { Err(YardError::Ending) } else { Ok(()) }
     }
 
     fn unknown(&self, name: &str) -> YardError {
@@ -397,6 +404,7 @@ impl Devices {
     fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
         let reserved = {
             let mut table = self.table();
+            table.check_open()?;
             if table.is_taken(name) {
                 return Err(YardError::Taken { name: name.to_owned() });
             }
@@ -418,18 +426,31 @@ impl Devices {
     }
 
     /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;
-    /// those that take longer than `drain` are cut off. Replays on it are stopped.
+    /// those that take longer than `drain` are cut off. Replays on it are stopped. The device is
+    /// closed before its name is free, unless such a request, or another thread, still uses it.
     ///
     /// # Errors
     /// If there is no such device, or the kernel does not remove its block device. The device is
     /// removed then too; its server goes on, and `ublk remove` stops it.
-    pub fn remove(&self, name: &str, drain: Duration) -> Result<DeviceEntry, YardError> {
-        let (entry, _reserved) = {
+    pub fn remove(&self, name: &str, drain: Duration) -> Result<(), YardError> {
+        self.remove_after(name, drain, |_| ())
+    }
+
+    /// As [`Devices::remove`]; `work` runs when the device has no exporter any more, before it is
+    /// closed.
+    fn remove_after(
+        &self,
+        name: &str,
+        drain: Duration,
+        work: impl FnOnce(&DeviceEntry),
+    ) -> Result<(), YardError> {
+        // In this order: the last one is dropped first.
+        let (_reserved, entry) = {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(name))?;
             table.reserved.push(name.to_owned());
-            (table.entries.remove(index), Reserved { devices: self, name: name.to_owned() })
+            (Reserved { devices: self, name: name.to_owned() }, table.entries.remove(index))
         };
         // Outside the lock: it waits for clients. All waits share the time.
         let deadline = Instant::now() + drain;
@@ -443,10 +464,11 @@ impl Devices {
         let unserved = self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
-        self.files.remove(name, left())?;
+        let files = self.files.remove(name, left());
+        work(&entry);
+        files?;
         exported?;
-        unserved?;
-        Ok(entry)
+        unserved
     }
 
     /// Stores the path of this yard's control socket, once; a later call changes nothing.
@@ -484,6 +506,7 @@ impl Devices {
         let _flusher = self.ublk.begin_reopen()?;
         let (index, entry, _reserved) = {
             let mut table = self.table();
+            table.check_open()?;
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(&name))?;
             table.reserved.push(name.clone());
@@ -841,7 +864,7 @@ mod tests {
         let error = devices.add(spec("null:///a?size=2G")).map(drop).unwrap_err();
         assert_eq!(error.code(), "taken");
         devices.remove("a", DRAIN).unwrap();
-        let error = devices.remove("a", DRAIN).map(drop).unwrap_err();
+        let error = devices.remove("a", DRAIN).unwrap_err();
         assert_eq!(error.code(), "no_such_device");
         let names: Vec<_> = devices.list().iter().map(|e| e.spec.name().to_owned()).collect();
         assert_eq!(names, ["b"]);

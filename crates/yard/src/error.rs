@@ -191,6 +191,9 @@ pub enum YardError {
         /// The name.
         name: String,
     },
+    /// The yard is ending.
+    #[error("the yard is ending, and opens no device any more")]
+    Ending,
     /// There are too many devices.
     #[error(
         "cannot add a device: {max} devices, the most allowed, exist already; remove one first"
@@ -745,6 +748,7 @@ impl YardError {
             | YardError::UblkUsed { .. }
             | YardError::VhostUsed { .. }
             | YardError::Busy { .. }
+            | YardError::Ending
             | YardError::Used { .. }
             | YardError::Held { .. }
             | YardError::ChangesUsed { .. }
