@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use blockyard_core::{Bio, Completion, DeviceError, Op, Status};
+use blockyard_core::{Bio, Completion, DeviceError, Op, Sector, Status};
 use blockyard_null::NullConfig;
 use blockyard_nvme::{ConnectionThreads, HostAccess, TargetOptions, TargetServer};
 use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
@@ -120,10 +120,11 @@ impl DiskWatch for Watched {
         Ok(())
     }
 
-    fn report_zones(&self) {
+    fn report_zones(&self, _: Sector) -> Result<(), DeviceError> {
         let mut calls = self.calls();
         calls.reports += 1;
         self.pass(calls, HeldCall::Report);
+        Ok(())
     }
 
     fn submit(&self, bios: &[Bio]) {

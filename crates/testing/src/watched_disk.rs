@@ -22,8 +22,14 @@ pub trait DiskWatch: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A thread asks for a report of zones.
-    fn report_zones(&self) {}
+    /// A thread asks for a report of zones from this sector on.
+    ///
+    /// # Errors
+    /// The error that the thread gets instead of the report.
+    fn report_zones(&self, from: Sector) -> Result<(), DeviceError> {
+        let _ = from;
+        Ok(())
+    }
 
     /// A channel starts these bios.
     fn submit(&self, bios: &[Bio]) {
@@ -98,7 +104,7 @@ impl<W: DiskWatch> Disk for WatchedDisk<W> {
         zones_max: usize,
         out: &mut Vec<ZoneInfo>,
     ) -> Result<(), DeviceError> {
-        self.watch.report_zones();
+        self.watch.report_zones(from)?;
         self.inner.report_zones(from, zones_max, out)
     }
 

@@ -516,7 +516,7 @@ impl QueueThread {
                 let written = self.setup.map.write(&self.chain.writable, 0, &self.setup.shape.id);
                 RequestStart::Ended(BlkStatus::Ok, written as u32) // At most ID_BYTES.
             }
-            Plan::Report { from } => RequestStart::Ended(BlkStatus::Ok, self.report(from)),
+            Plan::Report { from } => self.report(from),
         };
         match started {
             RequestStart::InFlight(request) => {
@@ -658,8 +658,9 @@ impl QueueThread {
         RequestStart::InFlight(ActiveRequest { op, left, failed: None, bytes, uses_bounce })
     }
 
-    /// Reports zones, as many as there is room for: VIRTIO 1.3, 5.2.6. Returns the number of bytes.
-    fn report(&mut self, from: Sector) -> u32 {
+    /// Reports zones, as many as there is room for: VIRTIO 1.3, 5.2.6. A report that ends early,
+    /// because the device fails, has the zones before the failure; the driver asks for the others.
+    fn report(&mut self, from: Sector) -> RequestStart {
         let QueueThread { setup, chain, zones, .. } = self;
         let into = &chain.writable;
         let room = (len_bytes(into) / ZONE_BYTES as u64).saturating_sub(1);
@@ -676,9 +677,13 @@ impl QueueThread {
                 next = zone.start + zone.sectors;
             }
         }
+        if count == 0 && room > 0 {
+            // Linux takes an empty report for the end of the disk.
+            return RequestStart::Ended(BlkStatus::IoErr, 0);
+        }
         setup.map.write(into, 0, &report_header(count));
         // A chain has less than 4 GiB.
-        ((count + 1) * ZONE_BYTES as u64) as u32
+        RequestStart::Ended(BlkStatus::Ok, ((count + 1) * ZONE_BYTES as u64) as u32)
     }
 
     /// Pushes and submits bios, and answers the requests that are complete. Returns the number of

@@ -9,10 +9,11 @@ use blockyard_core::channel::ChannelConfig;
 use blockyard_core::clock::{Clock, Monotonic};
 use blockyard_core::inject::{Injection, Rule};
 use blockyard_core::middleware::{Faulty, TraceKind, TraceSource};
-use blockyard_core::{Composed, Disk, Op, Sector, Status};
+use blockyard_core::{Composed, DeviceError, Disk, Op, Sector, Status};
 use blockyard_file::{FileConfig, FileDevice};
 use blockyard_null::{Null, NullConfig};
 use blockyard_ram::{Ram, RamConfig};
+use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
 use blockyard_vhost::config_space::feature;
 use blockyard_vhost::request::kind;
 use guest::{
@@ -292,6 +293,34 @@ fn zones(report: &[u8]) -> Vec<(u64, u64, u64, u8, u8)> {
         (word(0), word(8), word(16), zone[24], zone[25])
     };
     report[64..].chunks(64).take(count).map(zone).collect()
+}
+
+/// A device that cannot report the zones from this sector on.
+struct ReportsUntil(u64);
+
+impl DiskWatch for ReportsUntil {
+    fn report_zones(&self, from: Sector) -> Result<(), DeviceError> {
+        match from.0 < self.0 {
+            true => Ok(()),
+            false => Err(DeviceError::Os { what: "zones", errno: 5 }),
+        }
+    }
+}
+
+/// The bug: the guest got an empty report, which means that the disk has no more zones.
+#[test]
+fn zone_report_that_the_device_refuses_fails() {
+    const ZONES: u64 = 100;
+    const ZONE: u64 = 2048;
+    let config = NullConfig { size: ZONES << 20, ..zoned() };
+    let fails_from = Arc::new(ReportsUntil(64 * ZONE));
+    let served = serve(WatchedDisk::over(disk("z", config), fails_from));
+    let mut guest = Guest::connect(&served, 1, 0);
+    let (status, report) = guest.request(kind::ZONE_REPORT, 0, &[], 64 * 100);
+    assert_eq!((status, zones(&report).len()), (0, 64), "the zones before the failure");
+    assert_eq!(guest.request(kind::ZONE_REPORT, 64 * ZONE, &[], 128).0, 1);
+    assert_eq!(guest.request(kind::ZONE_REPORT, 64 * ZONE, &[], 64).0, 0, "the header alone");
+    assert_eq!(served.server.info().errors, 1);
 }
 
 #[test]
