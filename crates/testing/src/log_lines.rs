@@ -8,20 +8,30 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The warnings and errors of all threads that contain a text.
+/// The lines of all threads that have at least a level and contain a text.
 #[derive(Clone, Debug)]
 pub struct LogLines {
+    level: Level,
     text: String,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl LogLines {
-    /// Collects the lines with this text from now on. A process can do so once.
+    /// Collects the warnings and errors with this text from now on. A process can do so once.
     ///
     /// # Panics
     /// If the process has a log already.
     pub fn with(text: &str) -> LogLines {
-        let lines = LogLines { text: text.to_owned(), lines: Arc::default() };
+        LogLines::at_level(Level::WARN, text)
+    }
+
+    /// Collects the lines of this level or a more important one with this text, as
+    /// [`LogLines::with`].
+    ///
+    /// # Panics
+    /// If the process has a log already.
+    pub fn at_level(level: Level, text: &str) -> LogLines {
+        let lines = LogLines { level, text: text.to_owned(), lines: Arc::default() };
         tracing::subscriber::set_global_default(lines.clone()).expect("one test has the log");
         lines
     }
@@ -42,7 +52,7 @@ impl Visit for Fields {
 
 impl Subscriber for LogLines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+        *metadata.level() <= self.level
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

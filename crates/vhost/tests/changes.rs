@@ -4,6 +4,7 @@
 
 mod guest;
 
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -16,15 +17,17 @@ use std::time::{Duration, Instant};
 use blockyard_core::Op;
 use blockyard_core::rmw::SharedDisk;
 use blockyard_null::NullConfig;
+use blockyard_testing::log_lines::LogLines;
 use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
 use blockyard_vhost::request::kind;
 use guest::{
     DATA, Guest, PATIENCE, disk, into, is_told, out, plain, print_header, print_range, regions,
     serve, serve_polling, slow,
 };
-use vhost::VhostBackend;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 /// Offers a read of sector 0 with its own buffers.
 fn offer_read(guest: &mut Guest, number: u64) {
@@ -153,6 +156,46 @@ fn memory_is_replaced_while_requests_are_in_flight() {
             assert_eq!(guest.get(at + 4096, 512), [9; 512]);
         }
     }
+}
+
+/// The end of a file that is truncated ends this process, so the log tells of memory whose file is
+/// not sealed against that.
+#[test]
+fn memory_that_a_hypervisor_can_truncate_is_logged() {
+    // No other test has memory there.
+    const AT: u64 = 0x5ea1_0000_0000;
+    let log = LogLines::at_level(tracing::Level::INFO, &format!("guest_address={AT}"));
+    let served = serve(disk("d", plain()));
+    let mut guest = Guest::connect(&served, 0, 0);
+    for (seals, lines) in [
+        (Some(SealFlags::SHRINK), 0),
+        (Some(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), 0),
+        (Some(SealFlags::GROW), 1),
+        // A file that cannot be sealed, as the memory of Guest.
+        (None, 2),
+    ] {
+        let file = match seals {
+            None => guest::memfd(4096),
+            Some(seals) => {
+                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+                let file = File::from(memfd_create("sealed", flags).unwrap());
+                file.set_len(4096).unwrap();
+                fcntl_add_seals(&file, seals).unwrap();
+                file
+            }
+        };
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: AT,
+            memory_size: 4096,
+            userspace_addr: AT,
+            mmap_offset: 0,
+            mmap_handle: file.as_raw_fd(),
+        };
+        guest.frontend.add_mem_region(&region).unwrap();
+        guest.frontend.remove_mem_region(&region).unwrap();
+        assert_eq!(log.lines().len(), lines, "{seals:?}: {:?}", log.lines());
+    }
+    assert!(log.lines()[0].contains("the hypervisor can truncate the file of this memory"));
 }
 
 #[test]
