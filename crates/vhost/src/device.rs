@@ -191,17 +191,14 @@ impl DeviceCounts {
         }
     }
 
-    /// Logs how many lines were left out. While the device is served, a hypervisor that connects
-    /// again and again does not fill the log by this.
-    pub(crate) fn log_rest(&self, device: &str, is_served: bool) {
+    /// Logs how many lines were left out, when the device is not served any more. Before that the
+    /// next line of the same kind says so.
+    pub(crate) fn log_rest(&self, device: &str) {
         for limit in [&self.limits.faults, &self.limits.errors] {
-            let count = match limit.take() {
-                0 => None,
-                count if is_served => limit.due(count, Instant::now()),
-                count => Some(count),
-            };
-            if let Some(count) = count {
-                tracing::warn!(device, "{count} lines about rings of the device were left out");
+            match limit.take() {
+                0 => {}
+                1 => tracing::warn!(device, "1 line about the device was left out"),
+                count => tracing::warn!(device, "{count} lines about the device were left out"),
             }
         }
     }
@@ -226,7 +223,8 @@ fn is_of_guest(error: &Error) -> bool {
 pub(crate) fn more_lines(count: u64) -> String {
     match count {
         0 | 1 => String::new(),
-        _ => format!("; {} more lines about rings of the device were left out", count - 1),
+        2 => "; 1 more line about the device was left out".to_owned(),
+        _ => format!("; {} more lines about the device were left out", count - 1),
     }
 }
 

@@ -397,7 +397,7 @@ impl ServerShared {
                 }
             }
         }
-        self.counts.log_rest(device, false);
+        self.counts.log_rest(device);
     }
 
     /// Makes a hypervisor the connected one.
@@ -454,7 +454,6 @@ impl ServerShared {
         let ended = self.obey(stream, backend);
         backend.lock().unwrap_or_else(PoisonError::into_inner).close();
         self.state().connected = None;
-        self.counts.log_rest(&self.name, true);
         ended
     }
 
