@@ -202,6 +202,42 @@ fn malformed_tables_end_their_ring_alone() {
     });
 }
 
+#[test]
+fn tables_that_are_empty_nested_or_not_last_end_their_ring_alone() {
+    let header = |guest: &Guest| guest.put(DATA, &print_header(kind::IN, 0));
+    breaks_the_ring("an empty table", |guest| {
+        header(guest);
+        guest.offer_indirect(0, DATA + 8192, &[]);
+    });
+    breaks_the_ring("a table with a descriptor after it", |guest| {
+        let memory = guest.memory.clone();
+        header(guest);
+        let (table, buffers) = (DATA + 8192, [out(DATA, 16), into(DATA + 4096, 512)]);
+        guest::descriptor(&memory, table, &buffers[0], Some(1), 0);
+        guest::descriptor(&memory, table + 16, &buffers[1], None, 0);
+        guest.rings[0].put_descriptor(&memory, 9, &out(table, 32), Some(10), 4);
+        guest.rings[0].put_descriptor(&memory, 10, &into(DATA + 16, 1), None, 0);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("a table in a table", |guest| {
+        let memory = guest.memory.clone();
+        header(guest);
+        // Either table would be valid alone.
+        let (outer, inner) = (DATA + 8192, DATA + 12288);
+        guest::descriptor(&memory, inner, &out(DATA, 16), Some(1), 0);
+        guest::descriptor(&memory, inner + 16, &into(DATA + 16, 1), None, 0);
+        guest::descriptor(&memory, outer, &out(inner, 32), None, 4);
+        guest.rings[0].put_descriptor(&memory, 9, &out(outer, 16), None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
+    breaks_the_ring("a table in itself", |guest| {
+        let memory = guest.memory.clone();
+        guest::descriptor(&memory, DATA, &out(DATA, 16), None, 4);
+        guest.rings[0].put_descriptor(&memory, 9, &out(DATA, 16), None, 4);
+        guest.rings[0].make_available(&memory, 9);
+    });
+}
+
 /// The longest table, with all buffers in one region each, is served.
 #[test]
 fn a_request_of_as_many_buffers_as_a_table_may_have_is_answered() {
