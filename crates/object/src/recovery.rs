@@ -43,9 +43,13 @@ const AHEAD: usize = UPLOADS_MAX + 1;
 /// How often a reader begins, while the writer removes what the reader needs.
 const LOOKS_MAX: usize = 10;
 
-/// Bytes of batches after which [`look_first`] ends: the opener that has the pool may write faster
-/// than they are read. One that has ended leaves fewer, in general.
+/// Bytes of batches after which a look of [`look_first`] ends: the opener that has the pool may
+/// write faster than they are read. One that has ended leaves fewer, in general.
 const FIRST_LOOK_BYTES_MAX: u64 = 256 << 20;
+
+/// Most looks of [`look_first`]. The second one follows if the writer has compacted the pool, and
+/// removed what the first one needed.
+const FIRST_LOOKS_MAX: usize = 2;
 
 /// The manifest and its entity tag; `None` if there is no pool.
 pub(crate) async fn manifest(
@@ -172,17 +176,30 @@ impl Look {
 /// Reads the pool of a manifest before this opener takes it over: the table and the batches, up to
 /// a limit. `None` if the opener that has it compacts it too often.
 ///
+/// This reads [`FIRST_LOOKS_MAX`] times at most: the table, [`FIRST_LOOK_BYTES_MAX`] of batches, and
+/// what is read ahead ([`AHEAD`]).
+///
 /// # Errors
 /// If an object is missing or damaged, so that this opener could not use the pool.
 pub(crate) async fn look_first(
     client: &Arc<ObjectClient>,
-    found: (Manifest, String),
+    mut found: (Manifest, String),
     keep_bytes: usize,
 ) -> Result<Option<Look>, BucketError> {
-    match look_from(client, found, (keep_bytes, FIRST_LOOK_BYTES_MAX)).await {
-        Err(BucketError::Changing) => Ok(None),
-        read => read,
+    for _ in 0..FIRST_LOOKS_MAX {
+        let changes = found.0.changes;
+        // Where the epochs end need not be certain: the replay goes on from here only if the
+        // manifest has not changed, and then no batch was removed.
+        let error = match look_once(client, found, (keep_bytes, FIRST_LOOK_BYTES_MAX)).await {
+            Ok(look) => return Ok(Some(look)),
+            Err(error) => error,
+        };
+        found = match (error, manifest(client).await?) {
+            (BucketError::Missing { .. }, Some(now)) if now.0.changes != changes => now,
+            (error, _) => return Err(error),
+        };
     }
+    Ok(None)
 }
 
 /// Replays a pool for use, with the manifest in which this opener has taken its epoch, and the
@@ -305,9 +322,14 @@ pub(crate) async fn look(
         return Ok(None);
     };
     if let Some(directory) = log
-        && let Some(EpochEnd { epoch, number, is_sealed: false, .. }) = ends.last().copied()
+        && let Some((&EpochEnd { epoch, number, is_sealed: false, .. }, before)) = ends.split_last()
     {
-        for (number, bytes) in local_log::left_after(directory, &state.manifest, (epoch, number))? {
+        let batches = local_log::left_after(directory, &state.manifest, (epoch, number))?;
+        // The opener of the log has sealed the epochs before, after this reader has read them.
+        if !batches.is_empty() && before.iter().any(|end| !end.is_sealed) {
+            return Err(BucketError::Changing);
+        }
+        for (number, bytes) in batches {
             let object = ObjectId::batch(epoch, number);
             // The object store does not have it, so its bytes stay in memory.
             replay_batch(&mut state, object, bytes, usize::MAX)?;
@@ -322,22 +344,10 @@ async fn look_with_ends(
     client: &Arc<ObjectClient>,
     keep_bytes: usize,
 ) -> Result<Option<Look>, BucketError> {
-    match manifest(client).await? {
-        Some(found) => look_from(client, found, (keep_bytes, u64::MAX)).await,
-        None => Ok(None),
-    }
-}
-
-/// As [`look_with_ends`], with a manifest that was read before. A second limit is that of the bytes
-/// of batches that are read.
-async fn look_from(
-    client: &Arc<ObjectClient>,
-    mut found: (Manifest, String),
-    limits: (usize, u64),
-) -> Result<Option<Look>, BucketError> {
+    let Some(mut found) = manifest(client).await? else { return Ok(None) };
     for _ in 0..LOOKS_MAX {
         let changes = found.0.changes;
-        let read = look_once(client, found, limits).await;
+        let read = look_once(client, found, (keep_bytes, u64::MAX)).await;
         let Some(now) = manifest(client).await? else { return Ok(None) };
         match read {
             Ok(look) if look.ends.iter().all(|end| end.is_certain(&now.0)) => {
@@ -351,7 +361,8 @@ async fn look_from(
     Err(BucketError::Changing)
 }
 
-/// As [`look_from`], from one manifest.
+/// Reads the pool of one manifest. The limits are the length of batches that are not kept in memory,
+/// and the bytes of batches that are read.
 async fn look_once(
     client: &Arc<ObjectClient>,
     (manifest, e_tag): (Manifest, String),
@@ -359,11 +370,19 @@ async fn look_once(
 ) -> Result<Look, BucketError> {
     let header = ObjectHeader { writer: [0; 16], ..header_of(&manifest) };
     let space = table(client, &manifest).await?;
+    let mut ends: Vec<EpochEnd> = manifest.replays.iter().map(EpochEnd::before).collect();
     let mut state = State::new(header, space, manifest, e_tag);
-    let mut ends = Vec::new();
-    for replay in state.manifest.replays.clone() {
-        let from = EpochEnd::before(&replay);
-        ends.push(replay_epoch(client, &mut state, from, None, limits).await?);
+    for index in 0..ends.len() {
+        ends[index] = replay_epoch(client, &mut state, ends[index], None, limits).await?;
+        let Some(next) = ends.get(index + 1).filter(|_| !ends[index].is_sealed) else { continue };
+        // An opener creates a batch after it has sealed all epochs before its own. Without an object
+        // of the next epoch there was no later batch when this reader found the end of this one.
+        // With one, this epoch is sealed by now, and may have got batches before the seal.
+        let first = ObjectId::batch(next.epoch, next.number).to_string();
+        if client.get(&first, None).await?.is_none() {
+            break;
+        }
+        ends[index] = replay_epoch(client, &mut state, ends[index], None, limits).await?;
     }
     state.current = state.durable.clone();
     Ok(Look { state, ends })

@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) hook: Option<(Moment, Hook)>,
     /// Called before each PUT takes effect. The machine stands still meanwhile.
     pub(crate) before_puts: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Called before each GET takes effect, as `before_puts`.
+    pub(crate) before_gets: Option<Arc<dyn Fn() + Send + Sync>>,
     pub(crate) requests: u64,
 }
 
@@ -80,6 +82,7 @@ impl Connection {
             slow_swaps: 0,
             hook: None,
             before_puts: None,
+            before_gets: None,
             requests: 0,
         };
         Connection { store: Arc::clone(store), plan: Arc::new(Mutex::new(plan)) }
@@ -130,11 +133,11 @@ impl Connection {
     }
 
     async fn send<T>(&self, request: impl Future<Output = Result<T>>, is_put: bool) -> Result<T> {
-        let (number, is_cut, fault, [before, after]) = self.draw();
+        let (number, is_cut, fault, [early, late]) = self.draw();
         if self.plan().yields {
             std::thread::yield_now();
         }
-        pass(before).await;
+        pass(early).await;
         self.call(Moment::Before(number));
         if is_cut {
             return std::future::pending().await;
@@ -146,15 +149,16 @@ impl Connection {
             }
             _ => {}
         }
-        let before_puts = self.plan().before_puts.clone();
-        if let Some(call) = before_puts
-            && is_put
-        {
+        let before = match is_put {
+            true => self.plan().before_puts.clone(),
+            false => self.plan().before_gets.clone(),
+        };
+        if let Some(call) = before {
             call();
         }
         let result = request.await;
         self.call(Moment::After(number));
-        pass(after).await;
+        pass(late).await;
         match fault {
             Fault::LostAnswer | Fault::LateError => result.and(Err(broken())),
             _ => result,

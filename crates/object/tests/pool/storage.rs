@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -334,6 +335,90 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
 }
 
 /// The bug: a compaction kept the cache after its pool was closed.
+/// Regression: a reader found the first batch of an epoch, and not the last one of the epoch before,
+/// which its writer had created after the reader had looked for it, and before the seal.
+#[test]
+fn a_reader_finds_no_batch_without_those_before_it() {
+    let (mut with_late, mut with_both) = (0, 0);
+    for number in 1.. {
+        let store = with_segments(2);
+        let writer = open(&store, idle());
+        write(&writer, 0, 1).unwrap();
+        // The next opener has taken its epoch, by its first PUT, and seals that of the writer later.
+        let ((taken, is_taken), (go_on, goes_on)) = (channel(), channel::<()>());
+        let connection = Connection::new(&store);
+        let puts = Mutex::new((0, taken, goes_on));
+        connection.plan().before_puts = Some(Arc::new(move || {
+            let (count, taken, goes_on) = &mut *puts.lock().unwrap();
+            *count += 1;
+            if *count == 2 {
+                taken.send(()).unwrap();
+                _ = goes_on.recv();
+            }
+        }));
+        let opener = std::thread::spawn(move || {
+            let pool = open_at(&connection, idle(), None).unwrap();
+            write(&pool, 1, 2).unwrap();
+            pool
+        });
+        is_taken.recv().unwrap();
+        let reading = Connection::new(&store);
+        let run = move || {
+            write(&writer, 0, 3).unwrap();
+            go_on.send(()).unwrap();
+            opener.join().unwrap();
+        };
+        reading.plan().hook = Some((Moment::Before(number), Box::new(run)));
+        let reader = BucketStore::open_read_only(client(&reading), settings(), &runtime()).unwrap();
+        let found = contents(&reader);
+        let has = |segment: usize, value: u8| found[segment][usize::from(value) * 1024] == value;
+        assert!(has(0, 1) && (has(0, 3) || !has(1, 2)), "the writer's batch, request {number}");
+        with_late += usize::from(has(0, 3));
+        with_both += usize::from(has(1, 2));
+        if reading.plan().hook.is_some() {
+            break;
+        }
+    }
+    assert!(with_late > 1 && with_both > 1, "{with_late} {with_both}");
+}
+
+/// The writer compacts the pool, and removes a batch that an opener needs, each time the opener
+/// reads.
+#[test]
+fn an_opener_looks_at_a_pool_twice_at_most_before_it_takes_it() {
+    let store = with_segments(4);
+    let writer = open(&store, idle());
+    write_each(&writer, 0..40);
+    let name = format!("batch/{:016x}/{:016x}", writer.epoch(), 5);
+    drop(writer);
+    remove(&store, &name);
+    let gets = |compacts: bool| {
+        let copy = Arc::new(store.fork());
+        let connection = Connection::new(&copy);
+        let change = move || {
+            let copy = Arc::clone(&copy);
+            let change = move || {
+                let Manifest { changes, .. } = manifest(&copy);
+                let new = Manifest { changes: changes + 1, ..manifest(&copy) };
+                replace(&copy, "manifest", new.print());
+            };
+            std::thread::spawn(change).join().unwrap();
+        };
+        if compacts {
+            connection.plan().before_gets = Some(Arc::new(change));
+        }
+        let (client, request) =
+            (client(&connection), Opening { take_over: true, ..Opening::default() });
+        let opened = BucketStore::open(Arc::clone(&client), idle(), request, &runtime());
+        let error = opened.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("`{name}` is missing")), "{error}");
+        client.requests().get.requests
+    };
+    // Two looks, and the replay.
+    let (one, all) = (gets(false), gets(true));
+    assert!(one > 17 && all < 4 * one, "{one} and {all} requests");
+}
+
 #[test]
 fn a_pool_is_opened_again_although_a_compaction_waits_for_the_store() {
     let store = with_segments(4);
