@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use crate::ObjectError;
 use crate::bucket_error::{BucketError, taken_over};
 use crate::client::{Created, Object, ObjectClient, Swapped};
+use crate::recovery;
 
 /// How often a lease is renewed in its length.
 const RENEWALS: u32 = 3;
@@ -69,11 +70,31 @@ pub(crate) async fn read(client: &ObjectClient, pool: u64) -> Result<Option<Leas
     Ok(Some(lease).filter(|lease| !lease.length.is_zero()))
 }
 
+/// Claims a lease for a standby that can read the pool. Returns the epoch that the manifest named,
+/// if the lease was claimed.
+///
+/// # Errors
+/// If an object of the pool is missing or damaged: the machine that has the pool may still use it,
+/// and its lease stays as it is.
+pub(crate) async fn claim_readable(
+    client: &Arc<ObjectClient>,
+    seen: &Lease,
+    standby: [u8; 16],
+    keep_bytes: usize,
+) -> Result<Option<u64>, BucketError> {
+    let Some(found) = recovery::manifest(client).await? else { return Ok(None) };
+    drop(recovery::look_first(client, found, keep_bytes).await?);
+    // Another opener may have come meanwhile.
+    let Some((manifest, _)) = recovery::manifest(client).await? else { return Ok(None) };
+    let found = (manifest.mark(), manifest.epoch);
+    Ok(claim(client, found, seen, standby).await?.then_some(manifest.epoch))
+}
+
 /// Claims a lease for a standby: replaces it, if it is still this one. Returns whether it was.
 ///
 /// The claim has the epoch of the manifest that was read before. An opener that has taken that
 /// epoch and did not write its lease yet finds the claim in its place, and serves nothing.
-pub(crate) async fn claim(
+async fn claim(
     client: &ObjectClient,
     (pool, epoch): (u64, u64),
     seen: &Lease,
@@ -340,6 +361,32 @@ mod tests {
             let next = ObjectHeader { epoch: 7, ..late };
             assert_eq!(inherit(&client, &next, Earlier::Withdrawn).await.unwrap(), None);
             assert_eq!(read(&client, 7).await.unwrap(), None);
+        });
+    }
+    /// Regression: a standby claimed the lease of a pool that it could not read. The machine that
+    /// could read it had lost it then.
+    #[test]
+    fn a_lease_of_a_pool_that_cannot_be_read_is_not_claimed() {
+        let store = Arc::new(object_store::memory::InMemory::new());
+        let client = Arc::new(ObjectClient::over(store, "pool", crate::Retries::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let made = recovery::make(&client, ([5; 16], [1; 16]), 1 << 30).await.unwrap();
+            let header = recovery::header_of(&made.0);
+            renew(&client, &header, 3000, None).await.unwrap();
+            let seen = read(&client, header.pool).await.unwrap().unwrap();
+            let name = blockyard_volume_format::object::ObjectId::batch(1, 0).to_string();
+            client.put(&name, &Bytes::from_static(b"damaged")).await.unwrap();
+            for _ in 0..2 {
+                let error = claim_readable(&client, &seen, [9; 16], 0).await.unwrap_err();
+                assert!(error.to_string().contains(&name), "{error}");
+                assert_eq!(read(&client, header.pool).await.unwrap(), Some(seen));
+            }
+            client.delete(&[&name]).await.unwrap();
+            let claimed = claim_readable(&client, &seen, [9; 16], 0).await.unwrap();
+            assert_eq!(claimed, Some(1));
+            let claim = read(&client, header.pool).await.unwrap().unwrap();
+            assert_eq!((claim.opener, claim.epoch), ([9; 16], 1));
         });
     }
 }

@@ -80,13 +80,8 @@ impl Provider {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mark of the pool that is at a path, which is remembered, and the epoch of its last
-    /// opener; `None` if there is no pool.
-    async fn watch(
-        &self,
-        client: &ObjectClient,
-        path: &str,
-    ) -> Result<Option<(u64, u64)>, BucketError> {
+    /// The mark of the pool that is at a path, which is remembered; `None` if there is no pool.
+    async fn watch(&self, client: &ObjectClient, path: &str) -> Result<Option<u64>, BucketError> {
         let Some((manifest, _)) = recovery::manifest(client).await? else { return Ok(None) };
         self.watched().insert(path.to_owned(), manifest.mark());
         Ok(Some((manifest.mark(), manifest.epoch)))
@@ -239,7 +234,7 @@ impl RemotePools for Provider {
                 }
             }
             match self.watch(&client, path).await? {
-                Some((pool, _)) => lease::read(&client, pool).await,
+                Some(pool) => lease::read(&client, pool).await,
                 None => Ok(None),
             }
         };
@@ -251,9 +246,8 @@ impl RemotePools for Provider {
         let standby = blockyard_os::fresh_id().map_err(failed)?;
         let claim = async {
             let client = connect_with(path, LEASE_RETRIES)?;
-            let Some(found) = self.watch(&client, path).await? else { return Ok(None) };
-            let is_claimed = lease::claim(&client, found, lease, standby).await?;
-            Ok(is_claimed.then_some(found.1))
+            let keep_bytes = BucketSettings::default().keep_bytes;
+            lease::claim_readable(&client, lease, standby, keep_bytes).await
         };
         let claimed = self.runtime()?.block_on(claim).map_err(|error| refused(path, error))?;
         if claimed.is_some() {

@@ -248,7 +248,7 @@ pub trait RemotePools: fmt::Debug + Send + Sync {
     /// gets an error if another opener was faster.
     ///
     /// # Errors
-    /// If it may not have been replaced.
+    /// If this process could not read the pool, or the lease may not have been replaced.
     fn claim_lease(&self, path: &str, lease: &Lease) -> Result<bool, StoreError>;
 
     /// The next opening of the pool by this process gets an error if another opener came after this
