@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use blockyard_store::remote::NoAnswer;
 use blockyard_volume_format::FormatError;
 use blockyard_volume_format::object::ObjectId;
 use blockyard_volume_format::object::sums::{CHUNK_BYTES, ChunkSums, END_BYTES};
@@ -36,7 +37,12 @@ pub(crate) enum ReadError {
 
 impl From<ReadError> for io::Error {
     fn from(error: ReadError) -> io::Error {
-        io::Error::other(error)
+        match error {
+            ReadError::Request(error) if error.is_transient() => {
+                io::Error::other(NoAnswer(error.to_string()))
+            }
+            error => io::Error::other(error),
+        }
     }
 }
 

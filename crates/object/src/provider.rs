@@ -27,9 +27,15 @@ use crate::client::{ObjectClient, Retries};
 use crate::lease;
 use crate::local_log;
 use crate::location::{Access, ObjectUri};
+use crate::reads::READS_MAX;
 use crate::recovery;
 use crate::store::{BucketFile, BucketStore, Opening, has_pool, pool_id};
 use crate::{BucketSettings, LocalAcknowledgement, ObjectError};
+
+/// If the object stores of fewer pools than these do not answer, other pools still find threads for
+/// their reads, and for the addresses of their hosts. A thread is made when it is needed, and ends
+/// when it is not.
+const READ_POOLS_MAX: usize = 16;
 
 /// Opens pools in object stores.
 #[derive(Debug)]
@@ -55,7 +61,8 @@ impl Provider {
         }
     }
 
-    /// The runtime of all pools, which the first one starts. One thread sends all requests.
+    /// The runtime of all pools, which the first one starts. One thread sends all requests. Others
+    /// read for the pools, and ask for the addresses of hosts.
     fn runtime(&self) -> Result<&Arc<Runtime>, StoreError> {
         if let Some(runtime) = self.runtime.get() {
             return Ok(runtime);
@@ -64,7 +71,9 @@ impl Provider {
             doing: "cannot start the thread of the object store".to_owned(),
             source,
         };
-        let made = Arc::new(Builder::new_current_thread().enable_all().build().map_err(failed)?);
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(READ_POOLS_MAX * READS_MAX);
+        let made = Arc::new(builder.build().map_err(failed)?);
         let runs = Arc::clone(&made);
         // It ends with the process. Another thread may have been faster: this one idles then.
         let thread = std::thread::Builder::new().name("object-store".to_owned());

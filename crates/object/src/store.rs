@@ -35,8 +35,8 @@ use crate::journal::{Journal, Lag, State, SyncPoint};
 use crate::lease::{self, Earlier, LeaseKeeper};
 use crate::local_log::{self, LocalLog};
 use crate::preflight::preflight;
-use crate::reads::BucketReads;
-use crate::recovery::{self, OwnLog};
+use crate::reads::{BucketReads, ReadThreads};
+use crate::recovery::{self, Look, OwnLog};
 use crate::requests::Requests;
 
 /// Fewest segments of a pool. A smaller capacity is refused.
@@ -291,6 +291,7 @@ fn check_capacity(capacity: u64) -> Result<(), StoreError> {
 }
 
 /// A pool in an object store. This process has it until another one opens it.
+    read_threads: Arc<ReadThreads>,
 #[derive(Debug)]
 pub struct BucketStore {
     journal: Arc<Journal>,
@@ -404,8 +405,13 @@ impl BucketStore {
         let handle = runtime.handle().clone();
         let serving = (Arc::clone(&lease.term), Arc::clone(&lease.changed));
         let journal = Journal::new(client, settings, (title, cache), log, state, serving, handle);
-        let (journal, runtime) = (Arc::new(journal), Arc::clone(runtime));
-        BucketStore { journal, runtime, writes: false, new: NewFiles::default() }
+        BucketStore {
+            journal: Arc::new(journal),
+            runtime: Arc::clone(runtime),
+            read_threads: Arc::default(),
+            writes: false,
+            new: NewFiles::default(),
+        }
     }
 
     /// The epoch of this opener.
@@ -606,7 +612,7 @@ impl SegmentStore for BucketStore {
     }
 
     fn reads(&self, event_fd: Option<&EventFd>) -> BucketReads {
-        BucketReads::new(self.runtime.handle(), event_fd)
+        BucketReads::new(self.runtime.handle(), &self.read_threads, event_fd)
     }
 }
 

@@ -222,6 +222,18 @@ impl RemoteParameters {
     }
 }
 
+/// Remote storage has not answered a read, although it was asked again and again; the source of an
+/// [`io::Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoAnswer(pub String);
+
+/// Whether a read failed because remote storage has not answered it. A repetition at once would
+/// take as long, and fail too.
+pub fn is_unanswered(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|source| source.is::<NoAnswer>())
+}
+
 /// Provides the storage of remote pools.
 pub trait RemotePools: fmt::Debug + Send + Sync {
     /// Whether there is a pool.

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockyard_store::log_writer::Ended;
+use blockyard_store::remote::NoAnswer;
 use blockyard_store::{
     BlockingReads, Durability, EventFd, LeaseTerm, LogWriter, Pin, SegmentFiles, SegmentStore,
     StoreFile, StoreLocation, WriteBatch,
@@ -54,6 +55,8 @@ impl When {
 pub struct FaultPlan {
     /// Reads that fail with `EIO`.
     pub failed_reads: When,
+    /// Reads that remote storage does not answer.
+    pub unanswered_reads: When,
     /// Writes that fail with `EIO` and change nothing.
     pub failed_writes: When,
     /// Punches of holes that fail with `EIO` and change nothing.
@@ -455,6 +458,9 @@ impl StoreFile for SimulatedFile {
         drop(state);
         if plan.misdirected_reads.is_due(number) {
             offset = self.misdirect(offset, into.len());
+        }
+        if plan.unanswered_reads.is_due(number) {
+            return Err(io::Error::other(NoAnswer("no answer".to_owned())));
         }
         if counted.is_err() || plan.failed_reads.is_due(number) {
             self.faults.call_hook(Operation::FailedRead);

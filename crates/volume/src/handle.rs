@@ -397,7 +397,12 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Logs that a block cannot be read, and returns the status: damaged, or a read error.
     #[cold]
-    fn is_bad(&self, block: u64, entry: &Entry, error: Result<io::Error, Undecodable>) -> Status {
+    pub(crate) fn is_bad(
+        &self,
+        block: u64,
+        entry: &Entry,
+        error: Result<io::Error, Undecodable>,
+    ) -> Status {
         let (name, address) = (&self.volume.meta.name, entry.address());
         let (what, status) = match error {
             Err(Undecodable::Damaged) => (", is damaged".to_owned(), Status::Protection),

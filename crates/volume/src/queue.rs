@@ -17,6 +17,7 @@
 //! lost.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use blockyard_core::{
     Status, Work,
 };
 use blockyard_store::buffer::Buffer;
+use blockyard_store::remote;
 use blockyard_store::{EventFd, LeaseTerm, PoolBacking, Reads, SegmentStore, Serving};
 use blockyard_sync::rcu_cell::RcuReader;
 use blockyard_volume_format::BLOCK_BYTES_MAX;
@@ -661,7 +663,8 @@ impl<D: SegmentStore> Reading<D> {
         let got = self.reads.take()?;
         let row = &self.rows[got.token as usize];
         let buffer = got.buffer.filter(|_| got.result.is_ok());
-        Some(Ended { slot: row.slot, number: got.token, buffer })
+        let unanswered = got.result.err().filter(remote::is_unanswered);
+        Some(Ended { slot: row.slot, number: got.token, buffer, unanswered })
     }
 
     /// Copies the data of a finished run into the request, and returns the status.
@@ -675,7 +678,15 @@ impl<D: SegmentStore> Reading<D> {
         let size = handle.block_bytes() as u64;
         let mut status = Status::Ok;
         let mut from = 0;
-        for (block, entry) in (row.first..).zip(&row.entries) {
+        // This thread does not ask again: it would wait as long, and with it its other devices.
+        let repeated = match ended.unanswered.take() {
+            None => &row.entries[..],
+            Some(error) => {
+                status = handle.is_bad(row.first, &row.entries[0], Ok(error));
+                &[]
+            }
+        };
+        for (block, entry) in (row.first..).zip(repeated) {
             let len = entry.stored_bytes() as usize;
             let (place, part) = window(started, size, block);
             let stored = ended.buffer.as_mut().map(|buffer| &mut buffer[from..from + len]);
@@ -723,4 +734,6 @@ struct Ended {
     number: u32,
     /// The data, if the read delivered all of it.
     buffer: Option<Buffer>,
+    /// The error, if remote storage has not answered.
+    unanswered: Option<io::Error>,
 }

@@ -11,7 +11,7 @@ use blockyard_store::LeaseTerm;
 use blockyard_store::lease::boot_ns;
 use blockyard_testing::clock::ManualClock;
 use blockyard_testing::directory::SimulatedDirectory;
-use blockyard_testing::simulated_store::{Operation, SimulatedStore};
+use blockyard_testing::simulated_store::{FaultPlan, Operation, SimulatedStore, When};
 use blockyard_volume::handle::{Outcome, VolumeHandle};
 use blockyard_volume::{Compression, Options, Running, Volume, VolumeConfig};
 
@@ -196,4 +196,31 @@ fn a_request_is_checked_after_an_earlier_one_has_waited_for_the_storage() {
         it.renew();
         it.complete(1, Status::Ok);
     }
+}
+
+/// Regression: the thread of the queue, which may serve other devices, repeated a read that the
+/// storage had not answered, and waited as long again for each block.
+#[test]
+fn a_read_that_storage_does_not_answer_is_not_repeated() {
+    let mut fixture = Fixture::open(&SimulatedDirectory::default());
+    fixture.renew();
+    let [read, write, ..] = fixture.bios;
+    let read = Bio { sector: write.sector, ..read };
+    fixture.submit(&[write.with_flags(Flags::FUA)]);
+    fixture.complete(1, Status::Ok);
+    fixture.pass_a_record();
+    let mut count = |plan: FaultPlan, expected: Status| {
+        fixture.store.set_faults(plan);
+        let before = fixture.store.reads();
+        fixture.submit(&[read]);
+        fixture.complete(1, expected);
+        fixture.store.reads() - before
+    };
+    assert_eq!(count(FaultPlan::default(), Status::Ok), 1);
+    let unanswered = FaultPlan { unanswered_reads: When::After(0), ..FaultPlan::default() };
+    assert_eq!(count(unanswered, Status::Medium), 1);
+    // Another error may be that of a block that has moved.
+    let failed = FaultPlan { failed_reads: When::After(0), ..FaultPlan::default() };
+    assert_eq!(count(failed, Status::Medium), 2);
+    assert_eq!(count(FaultPlan::default(), Status::Ok), 1);
 }
