@@ -497,10 +497,12 @@ impl Journal {
         }
     }
 
-    /// Uploads all batches. Says what is left after `time_max`.
+    /// Uploads all batches, and removes the spares of the log. Says what is left after `time_max`.
     fn upload_all(self: &Arc<Self>, runtime: &Runtime, time_max: Duration) {
         let mut state = self.state();
         if state.failed.is_some() {
+            drop(state);
+            self.remove_spares();
             return;
         }
         state.close_batch();
@@ -521,6 +523,11 @@ impl Journal {
                 lag.bytes
             );
         }
+        self.remove_spares();
+    }
+
+    /// Removes what the local log needs no more when the pool is closed.
+    fn remove_spares(&self) {
         if let Some((log, _)) = &self.log {
             let acknowledged = self.state().acknowledged;
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);

@@ -281,8 +281,8 @@ pub(crate) fn identities(directory: &Path) -> Result<Vec<WriterId>, BucketError>
 }
 
 /// Replaces the numbers of the last openers, durably. An opener adds its own before it takes an
-/// epoch, and removes the others when it has it: at any moment the file has the number of the last
-/// opener with this directory that has taken one.
+/// epoch, and removes the others when it has it, or its own if it has not: at any moment the file
+/// has the number of the last opener with this directory that has taken one.
 pub(crate) fn set_identities(directory: &Path, ids: &[WriterId]) -> Result<(), BucketError> {
     let make = || {
         let file = AtomicFile::create(&directory.join(OPENERS), Replace::Any, &[])?;
@@ -292,6 +292,13 @@ pub(crate) fn set_identities(directory: &Path, ids: &[WriterId]) -> Result<(), B
         file.commit()
     };
     make().map_err(failed(directory))
+}
+
+/// Leaves a directory after an opening that failed: without spares, and with the numbers of the last
+/// openers. What cannot be removed, or a longer list, takes space, and nothing else.
+pub(crate) fn leave(directory: &Path, ids: &[WriterId]) {
+    remove_spares(directory);
+    _ = set_identities(directory, ids);
 }
 
 /// The files of lost batches in a directory. One that cannot be read is none.

@@ -93,7 +93,7 @@ impl Provider {
     async fn watch(&self, client: &ObjectClient, path: &str) -> Result<Option<u64>, BucketError> {
         let Some((manifest, _)) = recovery::manifest(client).await? else { return Ok(None) };
         self.watched().insert(path.to_owned(), manifest.mark());
-        Ok(Some((manifest.mark(), manifest.epoch)))
+        Ok(Some(manifest.mark()))
     }
 
     /// The directory of a pool. Pools of several object stores may have the same URI, so it is
@@ -171,10 +171,24 @@ const LOCK_TRIES_MAX: usize = 20;
 /// The pause between two tries.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
+/// The name of the lock file of a pool.
+const OWNER: &str = "owner";
+
+/// Whether a creation was refused before there was a pool.
+fn is_without_pool(error: &BucketError) -> bool {
+    matches!(
+        error,
+        BucketError::NoPool { .. }
+            | BucketError::NoManifest { .. }
+            | BucketError::Unfenced { .. }
+            | BucketError::Store(StoreError::Invalid { field: "pool_size", .. })
+    )
+}
+
 /// Refuses a pool that another process of this machine has open. A reader keeps no lock, so that it
 /// excludes no opener.
 fn check_unlocked(path: &str, directory: &Path) -> Result<(), StoreError> {
-    let name = directory.join("owner");
+    let name = directory.join(OWNER);
     match File::open(&name) {
         Ok(file) if file.try_lock_shared().is_err() => {
             Err(StoreError::InUse { path: path.into(), lock_owner: LockOwner::read(&name) })
@@ -189,7 +203,7 @@ fn lock(path: &str, directory: &Path) -> Result<File, StoreError> {
     let failed =
         |source| StoreError::Io { doing: format!("cannot lock the pool `{path}`"), source };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-    let name = directory.join("owner");
+    let name = directory.join(OWNER);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(&name).map_err(failed)?;
@@ -348,7 +362,14 @@ impl RemotePools for Provider {
                 BucketStore::open(client, settings, request, runtime)
             }
         };
-        let store = opened.map_err(|error| refused(path, error))?;
+        let store = opened.map_err(|error| {
+            if found.is_none() && is_without_pool(&error) {
+                // Each try has drawn another ID.
+                _ = std::fs::remove_file(directory.join(OWNER));
+                _ = std::fs::remove_dir(&directory);
+            }
+            refused(path, error)
+        })?;
         Ok(Box::new(ProvidedStore { store, lock, log: Some(log) }))
     }
 }

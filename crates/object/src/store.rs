@@ -155,17 +155,13 @@ impl Opening<'_> {
         Ok(capacity)
     }
 
-    /// Takes a new epoch, if what it needs can be read, and replays the older ones. Renews the
-    /// lease meanwhile.
-    async fn take(
+    /// Replays the epochs before the one that this opener has taken. Renews the lease meanwhile.
+    async fn replay(
         &self,
         client: &Arc<ObjectClient>,
-        found: (Manifest, String),
-        opener: ([u8; 16], &OwnLog),
+        (new, look): ((Manifest, String), Option<Look>),
         mut settings: BucketSettings,
     ) -> Result<(State, OwnLease), BucketError> {
-        let look = recovery::look_first(client, found.clone(), settings.keep_bytes).await?;
-        let new = recovery::take_epoch(client, found, opener, self.after).await?;
         let header = recovery::header_of(&new.0);
         if settings.lease.is_none() {
             let earlier = if self.keeps_lease { Earlier::Kept } else { Earlier::Withdrawn };
@@ -291,11 +287,11 @@ fn check_capacity(capacity: u64) -> Result<(), StoreError> {
 }
 
 /// A pool in an object store. This process has it until another one opens it.
-    read_threads: Arc<ReadThreads>,
 #[derive(Debug)]
 pub struct BucketStore {
     journal: Arc<Journal>,
     runtime: Arc<Runtime>,
+    read_threads: Arc<ReadThreads>,
     /// Whether the pool was opened for use.
     writes: bool,
     new: NewFiles,
@@ -332,22 +328,37 @@ impl BucketStore {
         // A cache that cannot be used must not end the pool of another machine.
         let open = |path: &Path| ObjectCache::open(path, settings.cache_bytes, found.0.mark());
         let cache = request.cache.map(open).transpose()?;
-        let mut spares = 0;
-        let mut own = OwnLog { earlier: Vec::new(), acknowledges: settings.local.is_some() };
         if let Some(directory) = request.log {
             local_log::make_directory(directory)?;
             runtime.block_on(local_log::upload_left(&client, &found.0, directory))?;
             local_log::remove_spares(directory);
+        }
+        // If this opener could not use the pool, another machine keeps it.
+        let look = recovery::look_first(&client, found.clone(), settings.keep_bytes);
+        let look = runtime.block_on(look)?;
+        let (mut openers, mut spares) = (Vec::new(), 0);
+        let mut own = OwnLog { earlier: Vec::new(), acknowledges: settings.local.is_some() };
+        if let Some(directory) = request.log {
+            own.earlier = local_log::identities(directory)?;
+            openers = [&own.earlier[..], &[writer]].concat();
+            local_log::set_identities(directory, &openers)?;
             // Before the lease is taken: it takes as long as the disk needs.
             if own.acknowledges {
                 spares = local_log::make_first_spare(directory, settings.batch_bytes);
             }
-            own.earlier = local_log::identities(directory)?;
-            let openers = [&own.earlier[..], &[writer]].concat();
-            local_log::set_identities(directory, &openers)?;
         }
-        let taking = request.take(&client, found, (writer, &own), settings);
-        let (state, lease) = runtime.block_on(taking)?;
+        let leave_log = |openers: &[[u8; 16]]| {
+            request.log.inspect(|it| local_log::leave(it, openers));
+        };
+        let taking = recovery::take_epoch(&client, found, (writer, &own), request.after);
+        let new = runtime.block_on(taking).inspect_err(|error| match error {
+            // It may have taken the epoch, or take it late.
+            BucketError::Request(_) => leave_log(&openers),
+            _ => leave_log(&own.earlier),
+        })?;
+        let replaying = request.replay(&client, (new, look), settings);
+        let replayed = runtime.block_on(replaying).inspect_err(|_| leave_log(&[writer]));
+        let (state, lease) = replayed?;
         if let Some(directory) = request.log {
             // The longer list does no harm.
             _ = local_log::set_identities(directory, &[writer]);

@@ -1,9 +1,10 @@
 //! The files of the local log: when they are made and removed, their limits, and what an opener
 //! says of files that are torn, damaged, missing or of another pool.
 
+use std::fs::DirEntry;
 use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockyard_object::{
@@ -24,7 +25,9 @@ use tokio::runtime::Runtime;
 
 use crate::connection::{Connection, pass};
 use crate::machine::{LAG_BYTES, formatted, local_settings, log_folder, runtime};
-use crate::storage::{make_superblock, manifest, names, object, open_read_only, replace, write};
+use crate::storage::{
+    call_before_first_put, make_superblock, manifest, names, object, open_read_only, replace, write,
+};
 
 /// The settings of a pool that compacts nothing.
 fn settings() -> BucketSettings {
@@ -214,6 +217,101 @@ fn files_are_used_again() {
     assert!(!pool.upload_status().has_log_failed);
     drop(pool);
     assert_eq!((place.files().len(), place.spares()), (0, vec![]));
+}
+
+/// The disk may be slow: the spare is there before the opener takes an epoch, and so before its
+/// lease, which is too short for that.
+#[test]
+fn the_first_spare_is_made_before_the_pool_is_taken() {
+    let (store, place) = (with_superblock(), Place::new());
+    let connection = Connection::new(&store);
+    let (lengths, log) = (Arc::new(Mutex::new(Vec::new())), place.log().to_owned());
+    let seen = Arc::clone(&lengths);
+    connection.plan().before_puts = Some(Arc::new(move || {
+        let len = log.join("spare-0").metadata().map_or(0, |found| found.len());
+        seen.lock().unwrap().push(len);
+    }));
+    let settings = BucketSettings { lease: Some(Duration::from_secs(30)), ..settings() };
+    let pool = place.open_with(&connection, settings).unwrap();
+    let lengths = lengths.lock().unwrap();
+    assert!(lengths.len() > 2 && lengths.iter().all(|len| *len > 8 << 10), "{lengths:?}");
+    drop(pool);
+}
+
+/// The names and contents of all files of a log.
+fn everything(place: &Place) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(place.log()).unwrap().map(Result::unwrap);
+    let read = |it: DirEntry| (it.file_name().into_string().unwrap(), std::fs::read(it.path()));
+    let mut files: Vec<_> = entries.map(read).map(|(name, it)| (name, it.unwrap())).collect();
+    files.sort();
+    files
+}
+
+/// Regression: each opening that failed left its number in the directory, and a spare.
+#[test]
+fn an_opening_that_fails_leaves_the_log_as_it_was() {
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open_with(&Connection::new(&store), closing()).unwrap();
+    write(&pool, 0, 1).unwrap();
+    drop(pool);
+    let before = everything(&place);
+    assert_eq!(before.len(), 1, "{before:?}");
+    let damaged = format!("batch/{:016x}/{:016x}", manifest(&store).epoch, 0);
+    let bytes = object(&store, &damaged);
+    replace(&store, &damaged, bytes[..100].to_vec());
+    for _ in 0..3 {
+        let error = place.open_with(&Connection::new(&store), closing()).unwrap_err().to_string();
+        assert!(error.contains(&damaged), "{error}");
+        assert_eq!(everything(&place), before);
+    }
+    replace(&store, &damaged, bytes);
+    let connection = Connection::new(&store);
+    let other = Arc::clone(&store);
+    call_before_first_put(&connection, move || drop(Place::new().open(&other)));
+    let error = place.open_with(&connection, closing()).unwrap_err();
+    assert!(matches!(error, BucketError::Raced { .. }), "{error}");
+    assert_eq!(everything(&place), before);
+}
+
+/// An opening that gets no answer from some request on may have taken an epoch or not.
+#[test]
+fn an_opening_that_gets_no_answer_leaves_no_spare() {
+    let (store, place) = (with_superblock(), Place::new());
+    let mut numbers = Vec::new();
+    for cut_after in 0.. {
+        let connection = Connection::new(&Arc::new(store.fork()));
+        connection.plan().cut_after = cut_after;
+        let opened = place.open_with(&connection, closing());
+        let is_open = opened.is_ok();
+        drop(opened);
+        assert_eq!(place.spares(), []);
+        let found = std::fs::read_to_string(place.log().join("id")).unwrap_or_default();
+        numbers.push(found.lines().count());
+        if is_open {
+            break;
+        }
+    }
+    // Only that of the request which replaces the manifest is kept, until a later one has it.
+    assert!(numbers.len() > 10 && numbers.iter().all(|count| *count <= 3), "{numbers:?}");
+    assert_eq!(numbers.last(), Some(&1));
+}
+
+/// A pool that another machine has taken over needs its spares no more.
+#[test]
+fn a_pool_that_was_taken_over_leaves_no_spares_when_it_is_closed() {
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open_with(&Connection::new(&store), closing()).unwrap();
+    // Batches that are uploaded together leave several.
+    (0..40).for_each(|number| write(&pool, 0, number).unwrap());
+    place.pass(limits().upload_delay * 2);
+    assert!(place.spares().len() > 2, "{:?}", place.spares());
+    drop(Place::new().open(&store));
+    write(&pool, 0, 1).unwrap();
+    place.pass(limits().upload_delay * 2);
+    write(&pool, 0, 2).unwrap_err();
+    assert!(!place.spares().is_empty());
+    drop(pool);
+    assert_eq!(place.spares(), []);
 }
 
 /// A disk can be too full for a spare.
@@ -436,6 +534,17 @@ fn a_file_of_which_nothing_was_durable_has_nothing() {
         let error = open(&place).unwrap_err().to_string();
         assert!(error.contains("is damaged") && error.contains(&name(number + 1)), "{error}");
     }
+    // The file before was complete when the last one got its name.
+    let place = place_with(&[]);
+    let before = place.log().join(files.last().unwrap());
+    let mut bytes = std::fs::read(&before).unwrap();
+    let whole = LogFile::parse(&bytes, (epoch, number), None).unwrap().unwrap();
+    bytes[whole.len_bytes - 1] ^= 1;
+    std::fs::write(&before, &bytes).unwrap();
+    let torn = LogFile::parse(&bytes, (epoch, number), None).unwrap().unwrap();
+    assert!(torn.torn_bytes > 0 && torn.records.len() + 1 == whole.records.len());
+    let error = open(&place).unwrap_err().to_string();
+    assert!(error.contains("is damaged at its end") && error.contains(&name(number)), "{error}");
     // Only files of earlier batches of the opener become spares.
     let file = LogFile::parse(&used, id_of(&files[0]), None).unwrap().unwrap();
     let mut head = file.head;
@@ -492,6 +601,40 @@ fn a_damaged_or_missing_file_and_one_of_another_pool_are_refused_by_name() {
     std::fs::write(&path, intact).unwrap();
     assert_eq!(place.files(), files);
     assert_eq!(segments(&place.open(&store)), after[after.len() - 1]);
+}
+
+/// An opener takes its epoch, and stops before it seals the older ones.
+fn stop_before_the_seals(store: &Arc<InMemory>) {
+    let connection = Connection::new(store);
+    let cut = connection.clone();
+    // The first PUT replaces the manifest.
+    connection.plan().before_puts = Some(Arc::new(move || {
+        let mut plan = cut.plan();
+        plan.cut_after = plan.requests;
+    }));
+    let stopped = Place::new().open_with(&connection, settings());
+    assert!(matches!(stopped, Err(BucketError::Request(_))), "{stopped:?}");
+}
+
+/// The manifest names another opener, but the log is not void: no seal is there. The mark of the
+/// log in the manifest tells whose groups are in a file whose head is damaged.
+#[test]
+fn a_damaged_file_is_named_also_after_another_machine_has_taken_an_epoch() {
+    let (store, place) = (with_superblock(), Place::new());
+    let pool = place.open(&store);
+    write(&pool, 0, 1).unwrap();
+    let expected = segments(&pool);
+    drop(pool);
+    let files = place.files();
+    assert_eq!(files.len(), 1);
+    stop_before_the_seals(&store);
+    let path = place.log().join(&files[0]);
+    let intact = std::fs::read(&path).unwrap();
+    std::fs::write(&path, [&[0; HEAD_BYTES], &intact[HEAD_BYTES..]].concat()).unwrap();
+    let error = place.open_with(&Connection::new(&store), settings()).unwrap_err().to_string();
+    assert!(error.contains(&files[0]) && error.contains("expected its magic number"), "{error}");
+    std::fs::write(&path, intact).unwrap();
+    assert_eq!(segments(&place.open(&store)), expected);
 }
 
 /// A reader on the machine with the log finds what it has, and changes nothing.
