@@ -408,7 +408,10 @@ impl<D: SegmentStore> Running<D> {
     /// If one of them is being sent, or was held or removed meanwhile: then those before it are
     /// destroyed. A volume that has got a snapshot meanwhile stays, with its newest snapshots.
     pub fn destroy_all(&self, doomed: &[VolumeMeta]) -> Result<(), VolumeError> {
-        self.destroy_all_if(doomed, || Ok(()))
+        let held = doomed.iter().map(|meta| self.hold(meta)).collect::<Result<Vec<_>, _>>()?;
+        self.destroy_held(doomed)?;
+        drop(held);
+        Ok(())
     }
 
     /// As [`Running::destroy_all`]; nothing is destroyed if `check` refuses. While it checks,
@@ -425,6 +428,13 @@ impl<D: SegmentStore> Running<D> {
         let held = doomed.iter().map(|meta| self.hold(meta)).collect::<Result<Vec<_>, _>>()?;
         let _attributes = self.attributes();
         check()?;
+        self.destroy_held(doomed)?;
+        drop(held);
+        Ok(())
+    }
+
+    /// As [`Running::destroy_all`]. The caller holds all of them.
+    fn destroy_held(&self, doomed: &[VolumeMeta]) -> Result<(), VolumeError> {
         // A volume is the last one. The committer refuses to destroy it without a snapshot that was
         // made meanwhile.
         for some in doomed.rchunks(SEVERAL_MAX).rev() {
@@ -437,7 +447,6 @@ impl<D: SegmentStore> Running<D> {
             let changed = self.pool().change(&last.name, change);
             changed.map_err(|error| self.new_snapshot(doomed).unwrap_or(error))?;
         }
-        drop(held);
         Ok(())
     }
 

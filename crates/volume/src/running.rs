@@ -99,6 +99,8 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     /// a volume with its copy until it is destroyed: the comparison sees every change that was
     /// answered.
     attributes: Mutex<()>,
+    /// Locked while properties of a volume that may be a device are set.
+    setting: Mutex<()>,
     /// The resync of a copy that has joined or come back.
     background: Background,
     /// The control socket of the daemon, once it was announced.
@@ -323,6 +325,7 @@ impl<D: SegmentStore> Running<D> {
             taken: Mutex::new(BTreeSet::new()),
             devices: Mutex::new(BTreeMap::new()),
             attributes: Mutex::new(()),
+            setting: Mutex::new(()),
             background: Background::default(),
             control: Mutex::new(None),
             former: Mutex::new(Vec::new()),
@@ -411,6 +414,13 @@ impl<D: SegmentStore> Running<D> {
     /// Locks the key slots, properties and reservations of all volumes.
     pub(crate) fn attributes(&self) -> MutexGuard<'_, ()> {
         self.attributes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the properties of devices: of two requests at once, the device and its parameters get
+    /// what the pool stores last. Each pool has a lock, so that a request does not wait for another
+    /// pool whose storage does not answer.
+    pub fn setting(&self) -> MutexGuard<'_, ()> {
+        self.setting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a volume is served as a device, or held for a change.

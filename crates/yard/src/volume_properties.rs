@@ -1,9 +1,8 @@
 //! The properties of volumes: their values as texts, for `volume set`, `volume get` and the control
 //! API. The names and values are those of the parameters of a volume device.
-#![allow(clippy::disallowed_types)] // Properties are set rarely.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use blockyard_volume::config::{Given, VolumeConfig};
 use blockyard_volume::{Compression, Running};
@@ -169,10 +168,6 @@ pub(crate) fn set(running: &Running, request: &VolumeRequest) -> Result<String, 
     Ok(format!("set {} of {}", pairs.join(" "), request.name))
 }
 
-/// Held while properties of a device are set: of two requests at once, the device and its
-/// parameters get what the pool stores last.
-static SETTING: Mutex<()> = Mutex::new(());
-
 /// Sets properties of a volume of a pool that is open in a yard. If the clients of its device could
 /// not learn of the change, it must have none: the device is opened again.
 pub(crate) fn set_in(
@@ -181,7 +176,7 @@ pub(crate) fn set_in(
     request: &VolumeRequest,
 ) -> Result<VolumeDone, YardError> {
     let PropertyChange { properties, .. } = parse(&request.properties)?;
-    let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _setting = pool.setting();
     let Some(entry) = devices.device_of(pool, &request.name) else {
         return work(pool, "set", request);
     };
@@ -212,6 +207,8 @@ pub(crate) fn set_in(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paths::TempDir;
+    use crate::uri;
 
     fn parsed(given: &[(&str, &str)]) -> Result<PropertyChange, String> {
         let given = given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -233,6 +230,30 @@ mod tests {
             let error = parsed(given).unwrap_err();
             assert!(error.contains(text), "{error}");
         }
+    }
+
+    /// Regression: a request waited for those to all pools, also to one whose storage does not
+    /// answer.
+    #[test]
+    fn a_request_for_one_pool_does_not_wait_for_another_pool() {
+        let (place, devices) = (TempDir::new().unwrap(), Devices::new());
+        for name in ["one", "two"] {
+            let path = place.path().join(name);
+            let spec = format!("volume:///{name}?size=16M&path={}", path.display());
+            devices.add(uri::parse(&spec).unwrap()).unwrap();
+        }
+        let pool = |name: &str| devices.pool(place.path().join(name).to_str()).unwrap();
+        let (one, two) = (pool("one"), pool("two"));
+        let request = VolumeRequest {
+            name: "two".to_owned(),
+            properties: BTreeMap::from([("iops".to_owned(), "500".to_owned())]),
+            ..VolumeRequest::default()
+        };
+        let is_being_set = one.setting();
+        set_in(&devices, &two, &request).unwrap();
+        drop(is_being_set);
+        let id = two.pool().find("two").unwrap().meta.id;
+        assert_eq!(two.pool().volumes().properties_of(id).iops, Some(500));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use blockyard_core::{Flags, Sector};
 use blockyard_testing::channel::handle;
@@ -414,6 +415,31 @@ fn a_volume_is_destroyed_with_the_attributes_that_were_compared() {
             }
         };
         assert_eq!(last, checked, "an answered change was not compared, in round {round}");
+    }
+}
+
+/// Regression: a destruction waited for the comparison of another volume, which reads the pool.
+#[test]
+fn a_volume_is_destroyed_while_another_one_is_compared() {
+    let (_place, path) = pool("compared");
+    let running = Running::open(&path, Options::default()).unwrap();
+    for name in ["v0", "v1"] {
+        running.create(name, 16 << 20, 0).unwrap();
+    }
+    let doomed = running.doomed("v0", false).unwrap();
+    std::thread::scope(|scope| {
+        let (ends, ended) = channel();
+        let running = &running;
+        let check = || {
+            scope.spawn(move || ends.send(running.destroy("v1")).unwrap());
+            let found = ended.recv_timeout(Duration::from_secs(60));
+            found.expect("the destruction waits for the comparison").unwrap();
+            Ok(())
+        };
+        running.destroy_all_if(&doomed, check).unwrap();
+    });
+    for name in ["v0", "v1"] {
+        assert!(running.pool().find(name).is_err(), "{name}");
     }
 }
 
