@@ -294,8 +294,8 @@ pub(crate) fn set_identities(directory: &Path, ids: &[WriterId]) -> Result<(), B
     make().map_err(failed(directory))
 }
 
-/// Leaves a directory after an opening that failed: without spares, and with the numbers of the last
-/// openers. What cannot be removed, or a longer list, takes space, and nothing else.
+/// Leaves a directory after an opening that failed: without spares, and with the numbers of the
+/// last openers. What cannot be removed, or a longer list, takes space, and nothing else.
 pub(crate) fn leave(directory: &Path, ids: &[WriterId]) {
     remove_spares(directory);
     _ = set_identities(directory, ids);

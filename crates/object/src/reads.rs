@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 /// Most threads that read for one pool. More reads wait.
 pub(crate) const READS_MAX: usize = 256;
 
-type Read = Box<dyn FnOnce() + Send>;
+type ReadCall = Box<dyn FnOnce() + Send>;
 
 /// The threads that read for one pool.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(crate) struct ReadThreads(Mutex<ReadQueue>);
 /// Reads wait only while all threads read.
 #[derive(Default)]
 struct ReadQueue {
-    waiting: VecDeque<Read>,
+    waiting: VecDeque<ReadCall>,
     /// The number of threads that read.
     threads: usize,
 }
@@ -38,7 +38,7 @@ impl ReadThreads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(self: &Arc<Self>, handle: &Handle, read: Read) {
+    fn begin(self: &Arc<Self>, handle: &Handle, read: ReadCall) {
         let mut queue = self.queue();
         if queue.threads == READS_MAX {
             queue.waiting.push_back(read);
@@ -57,7 +57,7 @@ impl ReadThreads {
     }
 
     /// The read that has waited longest. Without one, the caller ends.
-    fn next(&self) -> Option<Read> {
+    fn next(&self) -> Option<ReadCall> {
         let mut queue = self.queue();
         let next = queue.waiting.pop_front();
         queue.threads -= usize::from(next.is_none());

@@ -176,8 +176,8 @@ impl Look {
 /// Reads the pool of a manifest before this opener takes it over: the table and the batches, up to
 /// a limit. `None` if the opener that has it compacts it too often.
 ///
-/// This reads [`FIRST_LOOKS_MAX`] times at most: the table, [`FIRST_LOOK_BYTES_MAX`] of batches, and
-/// what is read ahead ([`AHEAD`]).
+/// This reads [`FIRST_LOOKS_MAX`] times at most: the table, [`FIRST_LOOK_BYTES_MAX`] of batches,
+/// and what is read ahead ([`AHEAD`]).
 ///
 /// # Errors
 /// If an object is missing or damaged, so that this opener could not use the pool.
@@ -361,8 +361,8 @@ async fn look_with_ends(
     Err(BucketError::Changing)
 }
 
-/// Reads the pool of one manifest. The limits are the length of batches that are not kept in memory,
-/// and the bytes of batches that are read.
+/// Reads the pool of one manifest. The limits are the length of batches that are not kept in
+/// memory, and the bytes of batches that are read.
 async fn look_once(
     client: &Arc<ObjectClient>,
     (manifest, e_tag): (Manifest, String),
@@ -375,9 +375,9 @@ async fn look_once(
     for index in 0..ends.len() {
         ends[index] = replay_epoch(client, &mut state, ends[index], None, limits).await?;
         let Some(next) = ends.get(index + 1).filter(|_| !ends[index].is_sealed) else { continue };
-        // An opener creates a batch after it has sealed all epochs before its own. Without an object
-        // of the next epoch there was no later batch when this reader found the end of this one.
-        // With one, this epoch is sealed by now, and may have got batches before the seal.
+        // An opener creates a batch after it has sealed all epochs before its own. Without an
+        // object of the next epoch there was no later batch when this reader found the end of this
+        // one. With one, this epoch is sealed by now, and may have got batches before the seal.
         let first = ObjectId::batch(next.epoch, next.number).to_string();
         if client.get(&first, None).await?.is_none() {
             break;

@@ -285,6 +285,9 @@ pub(crate) enum Undecodable {
     NotAuthentic,
 }
 
+/// Why a block is bad: it could not be read, or not be decoded.
+pub(crate) type BadBlock = Result<std::io::Error, Undecodable>;
+
 /// A block key by its salt.
 type Derived = ([u8; SALT_BYTES], LessSafeKey);
 

@@ -9,7 +9,6 @@
 //! blocks at once: where blocks are, and how to decode them.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use blockyard_volume_format::sealed::{DATA, SealedBlock};
 use blockyard_volume_format::{FAN, NODE_BLOCKS};
 
 use crate::codec::{self, Compression, Packer};
-use crate::encryption::{BlockCipher, Undecodable, sealed_bytes};
+use crate::encryption::{BadBlock, BlockCipher, Undecodable, sealed_bytes};
 use crate::error::VolumeError;
 use crate::map::{Leaf, Lookup, Map, NotResident, What};
 use crate::pool::{Pool, WriteAck};
@@ -350,7 +349,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
         mut found: Lookup,
         decode: impl Fn(&mut Self, Codec, usize) -> Result<(), Undecodable>,
     ) -> Result<Lookup, Status> {
-        let mut failed: Option<(Entry, Result<io::Error, Undecodable>)> = None;
+        let mut failed: Option<(Entry, BadBlock)> = None;
         loop {
             let entry = match &found {
                 Lookup::Zero | Lookup::Cleared { .. } | Lookup::Memory { .. } => return Ok(found),
@@ -397,12 +396,7 @@ impl<D: SegmentStore> VolumeHandle<D> {
 
     /// Logs that a block cannot be read, and returns the status: damaged, or a read error.
     #[cold]
-    pub(crate) fn is_bad(
-        &self,
-        block: u64,
-        entry: &Entry,
-        error: Result<io::Error, Undecodable>,
-    ) -> Status {
+    pub(crate) fn is_bad(&self, block: u64, entry: &Entry, error: BadBlock) -> Status {
         let (name, address) = (&self.volume.meta.name, entry.address());
         let (what, status) = match error {
             Err(Undecodable::Damaged) => (", is damaged".to_owned(), Status::Protection),

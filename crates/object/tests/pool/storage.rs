@@ -335,8 +335,8 @@ fn a_reader_begins_again_if_the_writer_removes_what_it_needs() {
     }
 }
 
-/// Regression: a reader found the first batch of an epoch, and not the last one of the epoch before,
-/// which its writer had created after the reader had looked for it, and before the seal.
+/// Regression: a reader found the first batch of an epoch, and not the last one of the epoch
+/// before, which its writer had created after the reader had looked for it, and before the seal.
 #[test]
 fn a_reader_finds_no_batch_without_those_before_it() {
     let (mut with_late, mut with_both) = (0, 0);
@@ -344,7 +344,7 @@ fn a_reader_finds_no_batch_without_those_before_it() {
         let store = with_segments(2);
         let writer = open(&store, idle());
         write(&writer, 0, 1).unwrap();
-        // The next opener has taken its epoch, by its first PUT, and seals that of the writer later.
+        // The next opener has taken its epoch, by its first PUT, and seals the writer's later.
         let ((taken, is_taken), (go_on, goes_on)) = (channel(), channel::<()>());
         let connection = Connection::new(&store);
         let puts = Mutex::new((0, taken, goes_on));
