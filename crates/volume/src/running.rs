@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blockyard_core::Status;
 use blockyard_store::mirror::locations::has_copy;
 use blockyard_store::{PoolBacking, PoolPaths, Purpose, SegmentStore, StoreError};
 use blockyard_volume_format::catalogue::{Change, VolumeMeta};
@@ -101,6 +102,9 @@ pub struct Running<D: SegmentStore = PoolBacking> {
     attributes: Mutex<()>,
     /// Locked while properties of a volume that may be a device are set.
     setting: Mutex<()>,
+    /// Locked during a flush before a device is closed: of many that close at once, one flush
+    /// writes, and the others find nothing to write.
+    flushing: Mutex<()>,
     /// The resync of a copy that has joined or come back.
     background: Background,
     /// The control socket of the daemon, once it was announced.
@@ -326,6 +330,7 @@ impl<D: SegmentStore> Running<D> {
             devices: Mutex::new(BTreeMap::new()),
             attributes: Mutex::new(()),
             setting: Mutex::new(()),
+            flushing: Mutex::new(()),
             background: Background::default(),
             control: Mutex::new(None),
             former: Mutex::new(Vec::new()),
@@ -409,6 +414,13 @@ impl<D: SegmentStore> Running<D> {
     /// The pool.
     pub fn pool(&self) -> &Arc<Pool<D>> {
         &self.pool
+    }
+
+    /// Makes the completed writes of all volumes durable, before a device is closed. Threads that
+    /// do so at once take turns.
+    pub fn flush_in_turn(&self) -> Status {
+        let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.flush()
     }
 
     /// Locks the key slots, properties and reservations of all volumes.

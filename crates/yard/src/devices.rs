@@ -62,15 +62,26 @@ struct DeviceTable {
     entries: Vec<DeviceEntry>,
     /// The names of devices that are being opened or removed, which no other request may use: a
     /// device opens its files, and devices of one name often have the same files.
-    reserved: Vec<String>,
+    reserved: Vec<(String, ReservedFor)>,
     /// The yard is ending: it opens no device any more.
     is_ending: bool,
+}
+
+/// What is done with a device that is not in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReservedFor {
+    /// It is opened for the first time, and has no completed writes.
+    Open,
+    /// It was open, and is opened again.
+    Reopen,
+    /// It is removed.
+    Remove,
 }
 
 impl DeviceTable {
     fn is_taken(&self, name: &str) -> bool {
         self.entries.iter().any(|entry| entry.spec.name() == name)
-            || self.reserved.iter().any(|reserved| reserved == name)
+            || self.reserved.iter().any(|(reserved, _)| reserved == name)
     }
 
     /// Refuses requests that open a device while the yard ends.
@@ -99,7 +110,7 @@ struct Reserved<'d> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.devices.table().reserved.retain(|name| *name != self.name);
+        self.devices.table().reserved.retain(|(name, _)| *name != self.name);
     }
 }
 
@@ -411,7 +422,7 @@ impl Devices {
             if table.entries.len() + table.reserved.len() >= DEVICES_MAX {
                 return Err(YardError::Full { max: DEVICES_MAX });
             }
-            table.reserved.push(name.to_owned());
+            table.reserved.push((name.to_owned(), ReservedFor::Open));
             Reserved { devices: self, name: name.to_owned() }
         };
         // A device of this name is gone and its block device is not: a file system on that one must
@@ -426,30 +437,20 @@ impl Devices {
     }
 
     /// Removes a device. Its clients' requests in flight are answered and the clients disconnected;
-    /// those that take longer than `drain` are cut off. Replays on it are stopped. The device is
-    /// closed before its name is free, unless such a request, or another thread, still uses it.
+    /// those that take longer than `drain` are cut off. Replays on it are stopped. Completed writes
+    /// are made durable, and the device is closed before its name is free. A request that was cut
+    /// off, or another thread, may use it for longer; then its last user closes it.
     ///
     /// # Errors
     /// If there is no such device, or the kernel does not remove its block device. The device is
     /// removed then too; its server goes on, and `ublk remove` stops it.
     pub fn remove(&self, name: &str, drain: Duration) -> Result<(), YardError> {
-        self.remove_after(name, drain, |_| ())
-    }
-
-    /// As [`Devices::remove`]; `work` runs when the device has no exporter any more, before it is
-    /// closed.
-    fn remove_after(
-        &self,
-        name: &str,
-        drain: Duration,
-        work: impl FnOnce(&DeviceEntry),
-    ) -> Result<(), YardError> {
         // In this order: the last one is dropped first.
         let (_reserved, entry) = {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(name))?;
-            table.reserved.push(name.to_owned());
+            table.reserved.push((name.to_owned(), ReservedFor::Remove));
             (Reserved { devices: self, name: name.to_owned() }, table.entries.remove(index))
         };
         // Outside the lock: it waits for clients. All waits share the time.
@@ -465,7 +466,7 @@ impl Devices {
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
         let files = self.files.remove(name, left());
-        work(&entry);
+        entry.flush_at_end();
         files?;
         exported?;
         unserved
@@ -509,7 +510,7 @@ impl Devices {
             table.check_open()?;
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(&name))?;
-            table.reserved.push(name.clone());
+            table.reserved.push((name.clone(), ReservedFor::Reopen));
             let entry = table.entries.remove(index);
             (index, entry, Reserved { devices: self, name: name.clone() })
         };

@@ -212,10 +212,21 @@ impl DeviceEntry {
         self.check_latch()?;
         let zone_files = self.zone_files.as_ref().and_then(Weak::upgrade);
         let is_flushed = zone_files.is_none_or(|files| files.flush().is_ok())
-            && self.pool.as_ref().is_none_or(|pool| pool.pool().flush().is_ok());
+            && self.pool.as_ref().is_none_or(|pool| pool.flush_in_turn().is_ok());
         match is_flushed {
             true => Ok(()),
             false => Err(self.lossy_after(self.latched_by().unwrap_or("a flush"))),
+        }
+    }
+
+    /// [`DeviceEntry::flush_before_closing`] of a device that is closed in any case. Logs an error.
+    pub(crate) fn flush_at_end(&self) {
+        // What a latched device has lost is known.
+        if self.latched_by().is_none()
+            && let Err(error) = self.flush_before_closing()
+        {
+            let device = self.spec.name();
+            tracing::error!(device, %error, "completed writes may be lost");
         }
     }
 

@@ -3,186 +3,264 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{CLOSE_POLL_INTERVAL, Devices};
-use crate::entry::DeviceEntry;
+use super::{CLOSE_POLL_INTERVAL, Devices, ReservedFor};
 use crate::error::YardError;
 
-/// How long the other devices have to be closed before block devices are removed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The limits of the end of a yard.
+#[derive(Clone, Copy)]
+struct EndLimits {
+    /// How long the other devices have to be closed before block devices are removed, and requests
+    /// to open a device.
+    close: Duration,
+    /// How long all block devices of the kernel may take to be removed: their requests in flight,
+    /// and up to 5 s until the kernel has released the number of each.
+    removal: Duration,
+    /// How long the flush of devices may take whose block devices stay.
+    flush: Duration,
+}
 
-/// How long all block devices of the kernel may take to be removed: their requests in flight, and
-/// up to 5 s until the kernel has released the number of each.
-const UBLK_STOP_TIMEOUT: Duration = Duration::from_secs(30);
+const END_LIMITS: EndLimits = EndLimits {
+    close: Duration::from_secs(30),
+    removal: Duration::from_secs(30),
+    flush: Duration::from_secs(10),
+};
+
+/// How often the end looks at the devices that are left.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Devices {
-    /// Removes all devices at the same time; the clients of each are disconnected after `drain`.
-    /// From now on no request opens a device, and those that have begun are waited for.
+    /// Removes all devices; the clients of each are disconnected after `drain`. From now on no
+    /// request opens a device, and those that have begun are waited for.
     ///
     /// The block devices of the kernel come last, because the files of another device may be on
     /// one, and have a limit: the kernel waits without one for a device that does not complete its
     /// requests. Other devices have no limit, because a pool that is cut off loses writes that were
     /// completed. The log names the devices that are late, and those that stay open.
     pub(crate) fn close_all(self: &Arc<Devices>, drain: Duration) {
+        self.close_within(drain, END_LIMITS);
+    }
+
+    fn close_within(self: &Arc<Devices>, drain: Duration, limits: EndLimits) {
         self.table().is_ending = true;
-        let begun = Instant::now();
-        let mut tried = Vec::new();
-        loop {
-            let names = self.wait_for_requests(&tried, begun);
-            if names.is_empty() {
-                break;
-            }
-            tried.extend(names.iter().cloned());
-            self.close(names, drain);
-        }
-        // Those that the kernel has refused to remove.
+        let mut end = YardEnd {
+            devices: Arc::clone(self),
+            drain,
+            limits,
+            begun: Instant::now(),
+            removal_begun: None,
+            is_told: false,
+            tried: Vec::new(),
+            closing: Closing::default(),
+        };
+        while end.go_on() {}
+        end.flush_rest();
         self.ublk.leave();
     }
+}
 
-    /// Waits while other requests open or remove devices. Returns the devices that were not tried;
-    /// none if all were, and no request can add one any more.
-    fn wait_for_requests(&self, tried: &[String], begun: Instant) -> Vec<String> {
-        let mut is_told = false;
-        loop {
-            let (mut names, mut reserved) = {
-                let table = self.table();
-                let names = table.entries.iter().map(|entry| entry.spec.name().to_owned());
-                (names.collect::<Vec<_>>(), table.reserved.clone())
-            };
-            names.retain(|name| !tried.contains(name));
-            // A request waits for the kernel then, which has no limit.
-            let may_hang = begun.elapsed() >= UBLK_STOP_TIMEOUT;
-            reserved.retain(|name| !may_hang || self.ublk.find(name).is_none());
-            if !names.is_empty() || reserved.is_empty() {
-                return names;
-            }
-            if !is_told && begun.elapsed() >= CLOSE_TIMEOUT {
-                let devices = reserved.join(", ");
-                tracing::warn!(devices, "requests open or remove them; the yard ends after that");
-                is_told = true;
-            }
-            thread::sleep(CLOSE_POLL_INTERVAL);
-        }
-    }
+/// The end of a yard:
+///
+/// ```text
+///  closing ── no device but block devices is left, or after `close` ──▶ removing ──▶ ended
+/// ```
+///
+/// *Closing*: devices that are no block devices of the kernel are closed, also those that a request
+/// gives back to the table. *Removing*: block devices as well.
+struct YardEnd {
+    devices: Arc<Devices>,
+    drain: Duration,
+    limits: EndLimits,
+    begun: Instant,
+    /// When the removal of block devices has begun.
+    removal_begun: Option<Instant>,
+    /// Whether the log has named the devices whose block devices are not removed in time.
+    is_told: bool,
+    /// The devices whose closing has begun.
+    tried: Vec<String>,
+    closing: Closing<YardError>,
+}
 
-    /// Closes these devices, but for those whose block device does not end.
-    fn close(self: &Arc<Devices>, names: Vec<String>, drain: Duration) {
-        let block_devices: Vec<_> = self.ublk.list().into_iter().map(|(name, _)| name).collect();
-        let is_block_device = |name: &String| block_devices.contains(name);
-        let (block_devices, others) = names.into_iter().partition(is_block_device);
-        let devices = Arc::clone(self);
-        let close = move |name: &str| devices.close_flushed(name, drain);
-        let mut others = Closing::begin(others, close.clone());
-        others.wait(Some(Instant::now() + CLOSE_TIMEOUT));
-        for device in &others.left {
-            tracing::warn!(device, "its closing takes long; the yard ends when it is closed");
-        }
-        // A device without a thread may have its files on a block device.
-        for device in std::mem::take(&mut others.unstarted) {
-            if let Err(error) = close(&device) {
-                tracing::error!(device, %error, "not closed in order");
-            }
-        }
-        let devices = Arc::clone(self);
-        let mut blocks = Closing::begin(block_devices, move |name| {
-            devices.ublk.remove(name)?;
-            close(name)
-        });
-        blocks.wait(Some(Instant::now() + UBLK_STOP_TIMEOUT));
-        // It may be removed later, too; then closing it, like that of others, has no limit.
-        let is_removed = |name: &String| self.ublk.find(name).is_none();
-        for device in blocks.left.iter().filter(|name| !is_removed(name)) {
-            tracing::error!(
-                device,
-                "not closed: it does not complete the requests of its block device"
-            );
-        }
-        others.wait(None);
-        while blocks.left.iter().any(is_removed) {
-            blocks.wait(Some(Instant::now() + CLOSE_POLL_INTERVAL));
-        }
-    }
-
-    /// Removes a device, and makes its completed writes durable before it is closed: a client that
-    /// was cut off, or a request that lasts, may still use it, and then nothing closes it.
-    fn close_flushed(&self, name: &str, drain: Duration) -> Result<(), YardError> {
-        let flush = |entry: &DeviceEntry| {
-            // What a latched device has lost is known.
-            if entry.latched_by().is_none()
-                && let Err(error) = entry.flush_before_closing()
-            {
-                tracing::error!(device = name, %error, "completed writes may be lost");
-            }
+impl YardEnd {
+    /// Begins what can begin, and waits a little; `false` if there is nothing to wait for.
+    fn go_on(&mut self) -> bool {
+        let (mut names, reserved) = {
+            let table = self.devices.table();
+            let names = table.entries.iter().map(|entry| entry.spec.name().to_owned());
+            (names.collect::<Vec<_>>(), table.reserved.clone())
         };
-        match self.remove_after(name, drain, flush) {
-            // A request has removed it just now.
+        names.retain(|name| !self.tried.contains(name));
+        let block_devices: Vec<_> = self.devices.ublk.list().into_iter().map(|it| it.0).collect();
+        let is_block_device = |name: &String| block_devices.contains(name);
+        let (blocks, others): (Vec<_>, Vec<_>) = names.into_iter().partition(is_block_device);
+        others.into_iter().for_each(|name| self.close(name));
+        let is_late = self.begun.elapsed() >= self.limits.close;
+        if self.removal_begun.is_none()
+            && (is_late || self.closing.left.is_empty() && reserved.is_empty())
+        {
+            self.removal_begun = Some(Instant::now());
+            let requested = reserved.iter().map(|(name, _)| name);
+            for device in self.closing.left.iter().chain(requested) {
+                tracing::warn!(device, "its closing takes long; the yard ends when it is closed");
+            }
+        }
+        if self.removal_begun.is_some() {
+            blocks.into_iter().for_each(|name| self.remove(name));
+        }
+        let is_over = self.removal_begun.is_some_and(|it| it.elapsed() >= self.limits.removal);
+        // The kernel has no limit.
+        let hangs = |name: &String| is_over && is_block_device(name);
+        if is_over && !self.is_told {
+            let removed = reserved.iter().filter(|(_, what)| *what == ReservedFor::Remove);
+            let all = self.closing.left.iter().chain(removed.map(|(name, _)| name));
+            for device in all.filter(|name| hangs(name)) {
+                tracing::error!(
+                    device,
+                    "not closed: it does not complete the requests of its block device"
+                );
+            }
+            self.is_told = true;
+        }
+        let is_waited_for = |(name, what): &(String, ReservedFor)| match what {
+            ReservedFor::Open => !is_late,
+            ReservedFor::Reopen => true,
+            ReservedFor::Remove => !hangs(name),
+        };
+        if self.removal_begun.is_some()
+            && self.closing.left.iter().all(hangs)
+            && !reserved.iter().any(is_waited_for)
+        {
+            return false;
+        }
+        match self.closing.left.is_empty() {
+            true => thread::sleep(CLOSE_POLL_INTERVAL),
+            false => self.closing.wait(Some(Instant::now() + END_POLL_INTERVAL)),
+        }
+        true
+    }
+
+    /// Closes a device that is no block device.
+    fn close(&mut self, name: String) {
+        let (devices, drain) = (Arc::clone(&self.devices), self.drain);
+        self.tried.push(name.clone());
+        let close = move |name: &str| devices.close(name, drain);
+        if let Some(close) = self.closing.start(name.clone(), close) {
+            // Its files may be on a block device.
+            Closing::tell(&name, run(|| close(&name)));
+        }
+    }
+
+    /// Removes the block device of a device, and closes the device.
+    fn remove(&mut self, name: String) {
+        let (devices, drain) = (Arc::clone(&self.devices), self.drain);
+        self.tried.push(name.clone());
+        self.closing.start(name, move |name| {
+            devices.ublk.remove(name)?;
+            devices.close(name, drain)
+        });
+    }
+
+    /// Flushes the devices whose block devices could not be removed.
+    fn flush_rest(&mut self) {
+        let mut flushing = Closing::default();
+        for entry in self.devices.list() {
+            let name = entry.spec.name().to_owned();
+            flushing.start(name, move |_| {
+                entry.flush_at_end();
+                Ok::<_, YardError>(())
+            });
+        }
+        flushing.wait(Some(Instant::now() + self.limits.flush));
+        for device in flushing.left {
+            tracing::error!(device, "not flushed in time: completed writes may be lost");
+        }
+    }
+}
+
+impl Devices {
+    /// Removes a device, unless a request has removed it just now.
+    fn close(&self, name: &str, drain: Duration) -> Result<(), YardError> {
+        match self.remove(name, drain) {
             Err(YardError::NoSuchDevice { .. }) => Ok(()),
             removed => removed,
         }
     }
 }
 
+/// The result of `work`; `None` if it has panicked, which was reported then.
+fn run<E>(work: impl FnOnce() -> Result<(), E>) -> Option<Result<(), E>> {
+    // The end of the process comes whatever state it leaves.
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
 /// Work for some names, each in a thread of its own.
 struct Closing<E> {
     /// The names whose work has not ended.
     left: Vec<String>,
-    /// The names for which no thread could be started.
-    unstarted: Vec<String>,
-    /// Each name whose work has ended, and its result; `None` if it has panicked.
+    sender: Sender<(String, Option<Result<(), E>>)>,
+    /// Each name whose work has ended, and its result.
     ended: Receiver<(String, Option<Result<(), E>>)>,
 }
 
-impl<E: fmt::Display + Send + 'static> Closing<E> {
-    fn begin(
-        names: Vec<String>,
-        work: impl Fn(&str) -> Result<(), E> + Clone + Send + 'static,
-    ) -> Closing<E> {
+impl<E> Default for Closing<E> {
+    fn default() -> Closing<E> {
         let (sender, ended) = channel();
-        let (left, unstarted) = Default::default();
-        let mut closing = Closing { left, unstarted, ended };
-        for name in names {
-            let (sender, work, device) = (sender.clone(), work.clone(), name.clone());
-            let run = move || {
-                // All that it shares with this thread has locks, which tell of a panic.
-                let done = catch_unwind(AssertUnwindSafe(|| work(&device))).ok();
-                // After the time, nothing receives it.
-                let _ = sender.send((device, done));
-            };
-            match thread::Builder::new().name(format!("close-{name}")).spawn(run) {
-                Ok(_) => closing.left.push(name),
-                Err(error) => {
-                    tracing::error!(device = name, %error, "cannot start a thread to close it");
-                    closing.unstarted.push(name);
-                }
+        Closing { left: Vec::new(), sender, ended }
+    }
+}
+
+impl<E: fmt::Display + Send + 'static> Closing<E> {
+    /// Starts a thread with this work for a name. Returns the work if there can be no thread.
+    fn start<W>(&mut self, name: String, work: W) -> Option<Arc<W>>
+    where
+        W: Fn(&str) -> Result<(), E> + Send + Sync + 'static,
+    {
+        let (sender, device, work) = (self.sender.clone(), name.clone(), Arc::new(work));
+        let shared = Arc::clone(&work);
+        let body = move || {
+            let done = run(|| shared(&device));
+            drop(shared);
+            // After the time, nothing receives it.
+            let _ = sender.send((device, done));
+        };
+        match thread::Builder::new().name(format!("close-{name}")).spawn(body) {
+            Ok(_) => {
+                self.left.push(name);
+                None
+            }
+            Err(error) => {
+                tracing::error!(device = name, %error, "cannot start a thread to close it");
+                Some(work)
             }
         }
-        closing
     }
 
     /// Waits until all threads have ended, or until the deadline; the other threads go on. Logs
     /// errors.
     fn wait(&mut self, deadline: Option<Instant>) {
-        let ended = &self.ended;
-        let next = || match deadline {
-            None => ended.recv().ok(),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                ended.recv_timeout(left).ok()
-            }
-        };
-        while !self.left.is_empty()
-            && let Some((device, done)) = next()
-        {
+        while !self.left.is_empty() {
+            let next = match deadline {
+                None => self.ended.recv().ok(),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    self.ended.recv_timeout(left).ok()
+                }
+            };
+            let Some((device, done)) = next else { return };
             self.left.retain(|left| *left != device);
-            match done {
-                Some(Ok(())) => {}
-                Some(Err(error)) => tracing::error!(device, %error, "not closed in order"),
-                // The panic was reported when it happened.
-                None => tracing::error!(device, "not closed: the thread that closes it panicked"),
-            }
+            Closing::tell(&device, done);
+        }
+    }
+
+    /// Logs what is not in order.
+    fn tell(device: &str, done: Option<Result<(), E>>) {
+        match done {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!(device, %error, "not closed in order"),
+            None => tracing::error!(device, "not closed: the thread that closes it panicked"),
         }
     }
 }
@@ -192,7 +270,6 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
-    use std::sync::mpsc::Sender;
 
     use blockyard_testing::temp_dir::TempDir;
     use blockyard_testing::watched_disk::{DiskWatch, WatchedDisk};
@@ -220,14 +297,17 @@ mod tests {
             "panicked" => panic!("while it is closed"),
             _ => Ok(()),
         };
-        let mut closing = Closing::begin(names, work);
+        let mut closing = Closing::default();
+        for name in names {
+            assert!(closing.start(name, work.clone()).is_none());
+        }
         while closing.left.len() > 1 {
             closing.wait(Some(Instant::now() + Duration::from_millis(10)));
         }
         assert_eq!(closing.left, ["hung"]);
         released.wait();
         closing.wait(None);
-        assert!(closing.left.is_empty() && closing.unstarted.is_empty());
+        assert!(closing.left.is_empty());
     }
 
     /// Reports the closing of a disk, which then waits until the test has come to `released`, too.
@@ -295,15 +375,25 @@ mod tests {
     /// The bug: only the last user of a device closed it, which was a thread that nothing waited
     /// for if a client was cut off with a request in flight.
     #[test]
-    fn device_that_is_still_used_is_flushed() {
+    fn removed_device_that_is_still_used_is_flushed() {
         let devices = Devices::new();
         let place = TempDir::new(&std::env::temp_dir(), "blockyard-close-flush");
         add_lossy(&devices, &place, "a");
         let used = devices.find("a").unwrap();
         assert_eq!(used.latched_by(), None);
-        devices.close_all(Duration::ZERO);
-        assert!(devices.list().is_empty());
+        devices.remove("a", Duration::ZERO).unwrap();
         assert_eq!(used.latched_by(), Some("a write or a sync of its files"), "the flush failed");
+    }
+
+    /// A device that is opened has no writes to lose, and its files may be on a disk that hangs.
+    #[test]
+    fn request_that_opens_a_device_has_a_limit() {
+        let devices = Devices::new();
+        let reserved = devices.reserve("a").unwrap();
+        let none = Duration::ZERO;
+        devices.close_within(none, EndLimits { close: none, removal: none, flush: none });
+        drop(reserved);
+        assert!(matches!(devices.reserve("a").map(drop), Err(YardError::Ending)));
     }
 
     /// The bug: a device that a request was reopening when the yard ended was never closed.
@@ -336,7 +426,6 @@ mod tests {
         }
         let refused = devices.add(spec("null:///c?size=1G")).map(drop);
         assert!(matches!(refused, Err(YardError::Ending)));
-        assert!(!closing.is_finished(), "it waits for the request");
         may_end.wait();
         reopening.join().unwrap().unwrap();
         closing.join().unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use blockyard_core::rmw::SharedDisk;
 use blockyard_nvme::{NamespaceNumbers, SubsystemError};
 
-use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, Suspended};
+use super::{CLOSE_POLL_INTERVAL, Devices, Reserved, ReservedFor, Suspended};
 use crate::entry::{DeviceEntry, ReleasedEntry};
 use crate::error::{LostDevice, YardError};
 use crate::spec::DeviceSpec;
@@ -121,7 +121,7 @@ impl Devices {
         }
         let entry = table.entries.remove(0);
         let name = entry.spec.name().to_owned();
-        table.reserved.push(name.clone());
+        table.reserved.push((name.clone(), ReservedFor::Reopen));
         Some((entry, Reserved { devices: self, name }))
     }
 
