@@ -11,8 +11,21 @@ use blockyard_core::Region;
 
 use crate::abi::{DESCRIPTOR_BYTES, Descriptor, MAPPED_DEPTH, char_path, data_offset};
 
-/// The length of a page of the kernel, in bytes.
-const PAGE_BYTES: usize = 4096;
+/// The length of a page of the kernel, in bytes: on arm64, for example, 4, 16 or 64 KiB.
+fn page_bytes() -> io::Result<usize> {
+    // SAFETY: the call accesses no memory of this process.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
+}
+
+/// The length of the descriptors of a queue in the mapped memory, and their offset, in bytes. The
+/// driver gives each queue whole pages for as many descriptors as a queue can have, and refuses a
+/// mapping of another length than the pages of those that the queue has.
+fn place_of_descriptors(queue: u16, depth: u16, page_bytes: usize) -> (usize, i64) {
+    let pages = |depth: usize| (depth * DESCRIPTOR_BYTES).next_multiple_of(page_bytes);
+    let queue_bytes = pages(MAPPED_DEPTH as usize);
+    (pages(depth.into()), (usize::from(queue) * queue_bytes) as i64) // At most 4,096 queues.
+}
 
 /// An open `/dev/ublkcN`. The kernel lets one process at a time open it.
 #[derive(Debug)]
@@ -50,10 +63,7 @@ impl CharDevice {
     /// # Errors
     /// If the kernel refuses.
     pub(crate) fn map(&self, queue: u16, depth: u16) -> io::Result<DescriptorMap> {
-        let len = (usize::from(depth) * DESCRIPTOR_BYTES).next_multiple_of(PAGE_BYTES);
-        let queue_bytes =
-            (MAPPED_DEPTH * DESCRIPTOR_BYTES as u64).next_multiple_of(PAGE_BYTES as u64);
-        let offset = (u64::from(queue) * queue_bytes) as i64; // At most 4,096 queues.
+        let (len, offset) = place_of_descriptors(queue, depth, page_bytes()?);
         // SAFETY: a new read-only mapping at an address of the system's choice affects no other
         // memory.
         let base = unsafe {
@@ -185,5 +195,25 @@ impl Drop for DescriptorMap {
     fn drop(&mut self) {
         // SAFETY: the range is the one that was mapped, and nothing else refers to it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bug: pages had 4 KiB, so a kernel with longer ones refused the mapping.
+    #[test]
+    fn descriptors_of_a_queue_are_mapped_in_whole_pages_of_any_length() {
+        for (page_bytes, len, queue_bytes) in [
+            (4 << 10, 4 << 10, 96 << 10),
+            (16 << 10, 16 << 10, 96 << 10),
+            (64 << 10, 64 << 10, 128 << 10),
+        ] {
+            assert_eq!(place_of_descriptors(0, 128, page_bytes), (len, 0));
+            assert_eq!(place_of_descriptors(3, 128, page_bytes), (len, 3 * queue_bytes));
+        }
+        assert_eq!(place_of_descriptors(1, 200, 4 << 10), (8 << 10, 96 << 10));
+        assert!(page_bytes().unwrap().is_power_of_two());
     }
 }
