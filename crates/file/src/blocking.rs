@@ -84,7 +84,7 @@ impl BlockingQueue {
                 unsafe { libc::pwritev2(file, &raw const part, 1, at as libc::off_t, flags) }
             }
             FileCall::Fallocate { mode, at, len } => {
-                return match rustix::fs::fallocate(&self.file, mode, at, len) {
+                return match rustix::fs::fallocate(self.shared.backing.locked(), mode, at, len) {
                     Ok(()) => 0,
                     Err(error) => -error.raw_os_error(),
                 };

@@ -50,9 +50,24 @@ pub(crate) const BOUNCE_BYTES: usize = 64 << 10;
 /// A system call on the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileCall {
-    Read { into: NonNull<u8>, len: u32, at: u64 },
-    Write { from: NonNull<u8>, len: u32, at: u64, dsync: bool },
-    Fallocate { mode: FallocateFlags, at: u64, len: u64 },
+    Read {
+        into: NonNull<u8>,
+        len: u32,
+        at: u64,
+    },
+    Write {
+        from: NonNull<u8>,
+        len: u32,
+        at: u64,
+        dsync: bool,
+    },
+    /// By the description that has a block device exclusively. For another one the kernel does not
+    /// drop the page cache of the range, and fails with `EBUSY` while that has dirty pages.
+    Fallocate {
+        mode: FallocateFlags,
+        at: u64,
+        len: u64,
+    },
 }
 
 /// What follows a completed call.

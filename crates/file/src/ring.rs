@@ -30,8 +30,10 @@ use crate::execution::{
 /// Requests that one queue executes at once.
 pub(crate) const DEPTH: u16 = 128;
 
-/// Registered files: the one that is read and written, and the one that has the lock.
+/// The registered description that is read and written.
 const DATA: Fixed = Fixed(0);
+/// The registered description that has the lock, and a block device exclusively.
+const LOCKED: Fixed = Fixed(1);
 
 /// User data of a sync. Other operations have the number of their slot.
 const SYNC: u64 = u64::MAX;
@@ -356,7 +358,7 @@ fn entry(call: FileCall) -> Entry {
             opcode::Write::new(DATA, from.as_ptr(), len).offset(at).rw_flags(flags).build()
         }
         FileCall::Fallocate { mode, at, len } => {
-            opcode::Fallocate::new(DATA, len).offset(at).mode(mode.bits() as i32).build()
+            opcode::Fallocate::new(LOCKED, len).offset(at).mode(mode.bits() as i32).build()
         }
     }
 }
