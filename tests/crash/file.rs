@@ -1,10 +1,12 @@
 //! Files served as they are, with faults below: the disk fails a sync, a write or a read, it is
 //! full, and the server is killed.
 
+use std::fs::File;
+
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::attach::Unmount;
+use crate::attach::{Loop, Unmount};
 use crate::client::{Answer, Client, Command};
 use crate::disk::{Counts, Fault};
 use crate::history::PAGE;
@@ -47,23 +49,77 @@ const LATCHED: &str = "a flush or a write with FUA of its file has failed";
 /// Each way to execute requests.
 const WAYS: [&str; 2] = ["&io=uring", "&io=blocking"];
 
+/// A write is not durable before a flush, and one with FUA is when it is answered.
+#[track_caller]
+fn assert_flush_and_fua_reach_the_disk(mounted: &Mounted, yard: &Yard, way: &str) {
+    let mut client = connect(yard);
+    let mut data = [0; PAGE];
+    for number in 0..100 {
+        let is_fua = number % 2 == 0;
+        Rng::with_seed(number).fill(&mut data);
+        client.write(number, number * PAGE as u64, &data, is_fua).unwrap();
+        assert_eq!(client.answer().unwrap(), Answer { cookie: number, error: 0 });
+        if !is_fua {
+            assert!(mounted.disk().has_unsynced(&data), "{way}: request {number}");
+            assert_eq!(client.flush().unwrap().error, 0);
+        }
+        assert!(!mounted.disk().has_unsynced(&data), "{way}: request {number}");
+    }
+}
+
 #[test]
 fn flush_and_fua_of_a_file_reach_the_disk() {
     for way in WAYS {
         let mounted = Mounted::new(1);
         let yard = serve(&mounted.file("image"), &format!("&size={BYTES}{way}"));
-        let mut client = connect(&yard);
-        let mut data = [0; PAGE];
-        for number in 0..100 {
-            let is_fua = number % 2 == 0;
-            Rng::with_seed(number).fill(&mut data);
-            client.write(number, number * PAGE as u64, &data, is_fua).unwrap();
-            assert_eq!(client.answer().unwrap(), Answer { cookie: number, error: 0 });
-            if !is_fua {
-                assert!(mounted.disk().has_unsynced(&data), "{way}: request {number}");
-                assert_eq!(client.flush().unwrap().error, 0);
-            }
-            assert!(!mounted.disk().has_unsynced(&data), "{way}: request {number}");
+        assert_flush_and_fua_reach_the_disk(&mounted, &yard, way);
+    }
+}
+
+/// A file of the disk as a block device: the kernel makes a flush of that a sync of the file.
+fn block_device(mounted: &Mounted) -> Loop {
+    let path = mounted.file("image");
+    File::create(&path).unwrap().set_len(BYTES).unwrap();
+    Loop::attach(&path)
+}
+
+#[test]
+fn flush_and_fua_of_a_block_device_reach_the_disk() {
+    for way in WAYS {
+        let mounted = Mounted::new(1);
+        let device = block_device(&mounted);
+        let yard = serve(&device.0, way);
+        assert_flush_and_fua_reach_the_disk(&mounted, &yard, way);
+    }
+}
+
+#[test]
+fn failed_flush_and_failed_fua_latch_a_block_device() {
+    for way in WAYS {
+        for is_fua in [false, true] {
+            let mounted = Mounted::new(1);
+            let device = block_device(&mounted);
+            let yard = serve(&device.0, way);
+            let mut client = connect(&yard);
+            assert_eq!(write(&mut client, 7, 7, true), 0);
+            assert_eq!(write(&mut client, 8, 8, false), 0);
+            mounted.disk().fail(Some(Fault::Sync(0)));
+            let error = match is_fua {
+                true => write(&mut client, 9, 9, true),
+                false => client.flush().unwrap().error,
+            };
+            assert_eq!(error, EIO, "{way} {is_fua}");
+            mounted.disk().fail(None);
+            assert_eq!(client.flush().unwrap().error, EIO, "{way} {is_fua}");
+            assert_eq!(write(&mut client, 9, 9, false), EIO, "{way} {is_fua}");
+            assert_eq!(write(&mut client, 9, 9, true), EIO, "{way} {is_fua}");
+            let mut page = vec![0; PAGE];
+            client.read(7 * PAGE as u64, &mut page).unwrap();
+            assert_eq!(page, [7; PAGE], "{way} {is_fua}");
+            let failed = if is_fua { "a write with FUA failed" } else { "a flush failed" };
+            assert!(yard.complained().contains(failed), "{}", yard.complained());
+            let shown = yard.command(&["show", "f0"]).ok().out;
+            assert!(shown.contains(LATCHED), "{shown}");
         }
     }
 }

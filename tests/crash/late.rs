@@ -1,5 +1,5 @@
 //! The server is killed while the disk has unfinished writes of it. No other process may get the
-//! pool before these writes have ended, because they would overwrite later data.
+//! pool or file before these writes have ended, because they would overwrite later data.
 
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -19,6 +19,9 @@ const MIB: u64 = 1 << 20;
 
 /// Longer than the writes that the committer does by a blocking call.
 const LONG: usize = 512 << 10;
+
+/// What the kernel writes to a block device at once.
+const SECTOR: usize = 512;
 
 /// The number of polls and their interval: together a minute.
 const LOOKS_MAX: u32 = 12_000;
@@ -85,11 +88,10 @@ enum By {
     Thread,
 }
 
-/// Kills a server in the middle of a write to the slow disk, which holds the pool or a copy of it
-/// at `slow`, and starts another server.
-fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
+/// Kills a server in the middle of a write to the slow disk, which holds the pool, a copy of it or
+/// the file at `slow`. Returns the server, which may end only after the writes are released.
+fn kill_in_a_write<'m>(mounted: &'m Mounted, slow: &str, device: &str, by: By) -> (Yard, Hold<'m>) {
     let mut yard = Yard::serve(&[device]);
-    let second;
     let mut client = Client::connect(&yard.socket(), "v0").unwrap();
     client.write(0, 0, &[1; 4096], true).unwrap();
     assert_eq!(client.answer().unwrap().error, 0);
@@ -109,9 +111,31 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     let is_device = slow.starts_with("/dev/");
     let exclusive = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(slow);
     assert!(exclusive.is_err() || !is_device, "not its own any more");
+    (yard, hold)
+}
+
+/// Checks that a device has the data of [`kill_in_a_write`], and ends its server. Of the write that
+/// was not answered, each unit of `unit` bytes is there whole, or not.
+fn check(mut yard: Yard, unit: usize) {
+    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
+    let mut found = vec![0; LONG];
+    client.read(0, &mut found[..4096]).unwrap();
+    assert!(found[..4096] == [1; 4096]);
+    client.read(MIB, &mut found).unwrap();
+    let is_whole = |unit: &[u8]| matches!(unit[0], 0 | 2) && unit.iter().all(|it| *it == unit[0]);
+    assert!(found.chunks(unit).all(is_whole), "torn");
+    drop(client);
+    yard.signal("TERM");
+    assert!(yard.end().success());
+}
+
+/// Kills a server in the middle of a write, and starts another server, which waits for the pool.
+fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
+    let second;
+    let (yard, hold) = kill_in_a_write(mounted, slow, device, by);
     let held = mounted.held();
     second = Yard::begin(&[device]);
-    if is_device {
+    if slow.starts_with("/dev/") {
         assert_eq!(mounted.held(), held, "the waiting server has written");
     } else {
         // The data that the server must read for this message are in memory.
@@ -120,15 +144,24 @@ fn kill(mounted: &Mounted, slow: &str, device: &str, by: By) {
     }
     assert!(is_locked(slow));
     drop(hold);
-    let mut yard = second.ready().unwrap();
-    let mut client = Client::connect(&yard.socket(), "v0").unwrap();
-    let mut found = vec![0; LONG];
-    client.read(0, &mut found[..4096]).unwrap();
-    assert!(found[..4096] == [1; 4096]);
-    client.read(MIB, &mut found).unwrap();
-    assert!(found == [0; LONG] || found == [2; LONG], "torn");
-    yard.signal("TERM");
-    assert!(yard.end().success());
+    check(second.ready().unwrap(), LONG);
+}
+
+/// Kills a server of a file or block device in the middle of a write. Another server is refused it
+/// until the write has ended.
+fn kill_server_of_file(mounted: &Mounted, path: &str, io: &str, by: By) {
+    let device = format!("file:///v0?path={path}&io={io}");
+    let (_killed, hold) = kill_in_a_write(mounted, path, &device, by);
+    let is_device = path.starts_with("/dev/");
+    let refusal = if is_device { "another program has it exclusively" } else { "it is in use by" };
+    let held = mounted.held();
+    let (status, text) = Yard::try_serve(&[&device]).unwrap_err();
+    assert!(!status.success() && text.contains(refusal), "{status}: {text}");
+    assert_eq!(mounted.held(), held, "the refused server has written");
+    assert!(is_locked(path));
+    drop(hold);
+    until(|| !is_locked(path));
+    check(Yard::serve(&[&device]), SECTOR);
 }
 
 /// A slow disk, as a block device.
@@ -179,4 +212,23 @@ fn two_copies_stay_locked_until_the_last_write_to_either_has_ended() {
     File::create(&fast).unwrap().set_len(80 * MIB).unwrap();
     let more = format!("&path2={}&copies=2&store=uring", device.0);
     kill(&mounted, &device.0, &uri(&fast, &more), By::Ring);
+}
+
+#[test]
+fn a_block_device_stays_locked_until_the_last_write_of_its_server_has_ended() {
+    for (io, by) in [("uring", By::Ring), ("blocking", By::Thread)] {
+        let (mounted, device) = slow(8);
+        kill_server_of_file(&mounted, &device.0, io, by);
+    }
+}
+
+#[test]
+fn a_file_stays_locked_until_the_last_write_of_its_server_has_ended() {
+    // The file system has no asynchronous writes, so threads of the kernel's io_uring wait too.
+    for io in ["uring", "blocking"] {
+        let mounted = Mounted::new(1);
+        let path = mounted.file("image");
+        File::create(&path).unwrap().set_len(8 * MIB).unwrap();
+        kill_server_of_file(&mounted, &path, io, By::Thread);
+    }
 }
