@@ -197,8 +197,12 @@ fn a_pool_outlives_its_machine(program: S3Program) {
     let Some(store) = program.start(folder.path()) else { return };
     let Some(mut witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
     let create = ["volume", "create", POOL, "v0", "--size", "64M"];
-    command(&store, &create).fails().says(&["invalid --pool-size `0`: expected the most bytes"]);
+    let machine = Place::new();
+    let refused = command_at(machine.path(), &store, &create).fails();
+    refused.says(&["invalid --pool-size `0`: expected the most bytes"]);
     assert!(witness.list("").is_empty(), "a refused command leaves objects");
+    let left = run(&["find", machine.path().to_str().unwrap(), "-path", "*/object/*"]).ok();
+    assert_eq!(left.out, "", "a refused command leaves files");
 
     let mut first = serve(&store, "&pool_size=2G&size=64M");
     nbdsh(
@@ -426,6 +430,63 @@ fn a_standby_takes_over(program: S3Program) {
     assert!(text.contains("device `v1`: invalid lease `4000`: expected `3000`, as `v0`"), "{text}");
     let text = refused("&lease=4000&max_lag=1G");
     assert!(text.contains("invalid max_lag `1G`: expected none without"), "{text}");
+}
+
+/// A clone is served by another machine than the one that made it. Snapshots go from the pool to
+/// one in a directory and back, as a whole and as an increment.
+#[test]
+fn a_clone_is_served_elsewhere_and_snapshots_are_sent_there_and_back() {
+    let folder = Place::new();
+    let Some(store) = S3Program::Versitygw.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let end = |mut yard: Yard| {
+        yard.signal("TERM");
+        assert!(yard.end().success());
+    };
+    let first = serve(&store, "&pool_size=2G&size=16M");
+    let write = "import nbd\nh.pwrite(b'a' * (1 << 20), 0, nbd.CMD_FLAG_FUA)";
+    nbdsh(&first.uri("v0"), write);
+    first.command(&["volume", "snapshot", POOL, "v0@first"]).ok();
+    first.command(&["volume", "clone", POOL, "v0@first", "twin"]).ok();
+    nbdsh(&first.uri("v0"), "import nbd\nh.pwrite(b'b' * 4096, 0, nbd.CMD_FLAG_FUA)");
+    end(first);
+
+    let env = env_of(&store);
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let twin = format!("volume:///twin?path={POOL}");
+    let second = Yard::serve_below(Place::new(), &env, &[&twin]);
+    let write = "import nbd\n\
+                 assert h.pread(1 << 20, 0) == b'a' * (1 << 20)\n\
+                 h.pwrite(b'c' * 4096, 4096, nbd.CMD_FLAG_FUA)";
+    nbdsh(&second.uri("twin"), write);
+    second.command(&["volume", "snapshot", POOL, "twin@changed"]).ok();
+    end(second);
+
+    let volume = |args: &[&str]| command_at(folder.path(), &store, &[&["volume"], args].concat());
+    let [here, whole, more, image] =
+        ["here", "whole", "more", "image"].map(|name| folder.file(name));
+    volume(&["send", POOL, "v0@first", "-o", &whole, "--take-over"]).ok();
+    volume(&["receive", &here, "copy", "-i", &whole]).ok();
+    volume(&["snapshot", POOL, "v0@second", "--take-over"]).ok();
+    volume(&["send", POOL, "v0@second", "--from", "v0@first", "-o", &more, "--take-over"]).ok();
+    volume(&["receive", &here, "copy", "-i", &more]).ok();
+    let back = ["receive", POOL, "back", "--take-over", "-i"];
+    volume(&["send", &here, "copy@first", "-o", &whole, "--force"]).ok();
+    volume(&[&back[..], &[&whole]].concat()).ok();
+    let increment = ["send", &here, "copy@second", "--from", "copy@first", "-o", &more];
+    volume(&[&increment[..], &["--force"]].concat()).ok();
+    volume(&[&back[..], &[&more]].concat()).ok();
+    let bytes = |pool: &str, name: &str| {
+        volume(&["export", pool, name, &image, "--force", "--take-over"]).ok();
+        let bytes = std::fs::read(&image).unwrap();
+        [0, 4096, 8192].map(|at| char::from(bytes[at]))
+    };
+    for (pool, name) in [(here.as_str(), "copy"), (POOL, "back"), (POOL, "v0")] {
+        assert_eq!(bytes(pool, &format!("{name}@first")), ['a', 'a', 'a'], "{name}");
+        assert_eq!(bytes(pool, &format!("{name}@second")), ['b', 'a', 'a'], "{name}");
+    }
+    assert_eq!(bytes(POOL, "twin@changed"), ['a', 'c', 'a']);
+    volume(&["check", POOL]).ok();
 }
 
 /// A standby that may not read the store does not say that it is ready.
