@@ -1,13 +1,15 @@
 //! A pool in an object store through the whole program: it outlives its machine, and the machine
 //! that had it acknowledges nothing after another one has taken it over.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
 
 use blockyard_testing::s3_server::{KEY_ID, S3Program, S3Server, SECRET_KEY};
 use blockyard_testing::s3_witness::S3Witness;
 
 use crate::place::Place;
-use crate::run::{Run, nbdsh, run};
+use crate::run::{Run, bounded, nbdsh, run};
 use crate::upgrade::Upgradable;
 use crate::yard::{BLOCKYARD, Yard};
 
@@ -430,6 +432,73 @@ fn a_standby_takes_over(program: S3Program) {
     assert!(text.contains("device `v1`: invalid lease `4000`: expected `3000`, as `v0`"), "{text}");
     let text = refused("&lease=4000&max_lag=1G");
     assert!(text.contains("invalid max_lag `1G`: expected none without"), "{text}");
+}
+
+/// A client of QEMU. When its connection is lost, it connects to the same address again, for two
+/// minutes.
+struct QemuClient {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl QemuClient {
+    fn start(socket: &str) -> QemuClient {
+        let server = format!("server.type=unix,server.path={socket}");
+        let options = format!("driver=nbd,{server},export=v0,reconnect-delay=120");
+        let mut command = bounded(&["qemu-io", "--image-opts", &options]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        QemuClient { child, output }
+    }
+
+    /// Begins a command. The client reads no command before the one before has ended.
+    fn begin(&mut self, command: &str) {
+        writeln!(self.child.stdin.as_ref().unwrap(), "{command}").unwrap();
+    }
+
+    /// Waits until the command has printed this.
+    fn ends(&mut self, expected: &str) {
+        let mut line = String::new();
+        while !line.contains(expected) {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the client has ended");
+            assert!(!line.contains("failed") && !line.contains("rror"), "{line}");
+        }
+    }
+}
+
+/// The machine that has the pool is killed. Requests of its client wait, and are served by the
+/// standby, which gets the address of the service.
+#[test]
+fn a_client_goes_on_with_the_machine_that_took_over() {
+    const LEASE: &str = "&lease=3000";
+    let folder = Place::new();
+    let Some(store) = S3Program::Versitygw.start(folder.path()) else { return };
+    let Some(_witness) = S3Witness::start(&store.endpoint(), "vol") else { return };
+    let mut active = serve(&store, &format!("&pool_size=2G&size=64M{LEASE}"));
+    let mut standby = stand_by(&store, LEASE);
+    let address = folder.file("address");
+    std::os::unix::fs::symlink(active.socket(), &address).unwrap();
+    let mut client = QemuClient::start(&address);
+    client.begin("write -f -P 0x61 0 64k");
+    client.ends("wrote 65536/65536");
+    active.signal("KILL");
+    assert!(!active.end().success());
+    client.begin("write -f -P 0x62 64k 64k");
+    standby.until_it_serves();
+    let next = folder.file("next");
+    std::os::unix::fs::symlink(standby.socket(), &next).unwrap();
+    std::fs::rename(&next, &address).unwrap();
+    client.ends("wrote 65536/65536");
+    client.begin("read -P 0x61 0 64k");
+    client.ends("read 65536/65536");
+    drop(client.child.stdin.take());
+    assert!(client.child.wait().unwrap().success());
+    let same = "assert h.pread(65536, 0) == b'a' * 65536\n\
+                assert h.pread(65536, 65536) == b'b' * 65536";
+    nbdsh(&standby.uri("v0"), same);
+    standby.signal("TERM");
+    assert!(standby.end().success());
 }
 
 /// A clone is served by another machine than the one that made it. Snapshots go from the pool to
