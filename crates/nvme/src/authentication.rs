@@ -387,7 +387,7 @@ impl Proof {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::secret::{HostSecrets, Secret};
 
@@ -542,6 +542,15 @@ mod tests {
         message.extend_from_slice(hmac::sign(&key, &signed).as_ref());
         message.extend_from_slice(&[3; 32]);
         message
+    }
+
+    /// A queue whose host has sent the right response: it gets the Success1 next.
+    pub(crate) fn proving_queue() -> QueueAuth {
+        let mut queue = queue();
+        queue.take(&negotiate(&[1], &[0]));
+        let (challenge, _) = queue.receive(4096).unwrap();
+        assert_eq!(queue.take(&reply(&challenge, SECRET, false)), AuthProgress::Continues);
+        queue
     }
 
     #[test]

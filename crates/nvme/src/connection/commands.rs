@@ -372,6 +372,8 @@ impl<S: HostStream> HostConnection<S> {
             AuthProgress::Continues | AuthProgress::Computes => {}
             AuthProgress::Authenticated => {
                 let role = auth.role.clone();
+                // Nothing that the host has sent before counts for its keep-alive time-out.
+                self.note_heard();
                 let is_first = self.link.role.get().is_none();
                 self.note_connected(role);
                 if is_first {

@@ -13,6 +13,7 @@ use blockyard_os::socket::{SendPiece, Wake};
 
 use super::*;
 use crate::access::HostAccess;
+use crate::authentication::tests::proving_queue;
 use crate::fabrics::{HostIdentity, NEW_CONTROLLER, PropertyRequest, property};
 use crate::subsystems::Subsystems;
 
@@ -304,6 +305,27 @@ fn a_host_whose_bytes_wait_for_a_late_turn_is_not_silent() {
     let has_ended = || connection.turn(late + Duration::from_secs(10)) == AfterTurn::Ended;
     assert!(std::iter::repeat_with(has_ended).take(100).any(|it| it), "it is silent now");
     assert!(connection.failure.is_some());
+}
+
+/// A host that computed for longer than its keep-alive time-out was disconnected when it had
+/// authenticated, because nothing that it had sent before counted.
+#[test]
+fn a_host_that_has_just_authenticated_is_not_silent() {
+    let shared = shared();
+    let mut connection = connection(&shared, Vec::new());
+    let admin = admin(&shared, ZONED, &connection.link);
+    admin.controller.set_keep_alive_ms(1000);
+    connection.role = QueueRole::Admin(admin);
+    (connection.entries, connection.auth) = (128, Some(proving_queue()));
+    assert!(matches!(connection.turn(*START), AfterTurn::Waits(_)));
+    let receive = capsule(0x7f, 1, &[(1, 6), (10, 0xe901_0100), (11, 4096)], 4096);
+    connection.transport.pieces.push_back(receive);
+    let late = *START + Duration::from_secs(10);
+    assert!(matches!(connection.turn(late), AfterTurn::Waits(_)));
+    assert!(connection.is_proved() && connection.failure.is_none());
+    assert_eq!((connection.phase, connection.link.stats.errors.get()), (Phase::Serves, 0));
+    let has_ended = || connection.turn(late + Duration::from_secs(10)) == AfterTurn::Ended;
+    assert!(std::iter::repeat_with(has_ended).take(100).any(|it| it), "it is silent now");
 }
 
 /// A host that repeated its Connect without end kept its connection.
