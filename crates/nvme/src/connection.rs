@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A turn begins no round when 1 ms has passed. What a round asks of devices and tables is
-//! bounded: the data of the connection's memory, 8 MiB to zero or discard, one look at the zones of
-//! a device, one at all devices or controllers, and one channel that is opened. So a turn takes
+//! bounded: the data of the connection's memory, 8 MiB to zero or discard, 16 queries for 256 zones
+//! each, one look at all devices or controllers, and one channel that is opened. So a turn takes
 //! 1 ms and what a device takes for one round.
 //!
 //! The phases, and the functions that move between them:

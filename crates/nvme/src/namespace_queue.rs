@@ -16,7 +16,7 @@ use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{BioPlan, DiscardRange, IoPlan, PIECE_SECTORS, RANGE_BYTES, Transfer};
 use crate::slots::{CommandPlan, CommandSlot};
 use crate::subsystems::{Namespace, NoDisk, Subsystem};
-use crate::zones::{self, QUERY_ZONES, ZoneAction};
+use crate::zones::{self, QUERY_ZONES, ReportProgress, ZoneAction, ZoneSearch};
 
 /// The bytes that are compared at once.
 const COMPARE_BYTES: u32 = 4096;
@@ -70,7 +70,7 @@ impl From<NoDisk> for OpenError {
 pub(crate) struct RoundBudget {
     /// The sectors to zero and to discard.
     sectors: u64,
-    /// The commands that look at zones of a device.
+    /// The commands that look at zones of a device, each by a bounded number of queries.
     scans: u32,
 }
 
@@ -224,9 +224,13 @@ impl NamespaceQueue {
                 self.push(index, slot, BioPlan { op, sector, sectors, flags: Default::default() })
             }
             IoPlan::Discards { .. } => self.advance(index, slot),
-            IoPlan::ManageAll(_) | IoPlan::Report(_) | IoPlan::Offline { .. } => {
+            IoPlan::Report(request) => {
+                let zones = self.namespace.shape.zones.as_ref();
+                let next = zones.map_or(0, |zones| request.first_zone(zones));
+                slot.report = ReportProgress { next, found: 0 };
                 self.scan_later(index)
             }
+            IoPlan::ManageAll(_) | IoPlan::Offline { .. } => self.scan_later(index),
             IoPlan::Hints { .. } => StatusCode::OK.into(),
         }
     }
@@ -252,16 +256,19 @@ impl NamespaceQueue {
         }
         let progress = match slot.plan {
             CommandPlan::Io(IoPlan::ManageAll(_)) if self.is_ending => StatusCode::ABORTED.into(),
-            CommandPlan::Io(IoPlan::ManageAll(_)) => self.advance(index, slot),
+            CommandPlan::Io(IoPlan::ManageAll(action)) => self.manage_next(index, slot, action),
             CommandPlan::Io(IoPlan::Offline { sector }) => match self.zone(sector) {
                 Some(zone) if zone.cond == ZoneCond::Offline => StatusCode::OK.into(),
                 _ => StatusCode::ZONE_TRANSITION.into(),
             },
             CommandPlan::Io(IoPlan::Report(request)) => {
                 let NamespaceQueue { namespace, region, scratch, .. } = self;
-                let put = |at: u32, bytes: &[u8]| region.write(slot.data + u64::from(at), bytes);
-                match request.print(&*namespace.disk, &namespace.shape, scratch, put) {
-                    Ok(()) => StatusCode::OK.into(),
+                let data = slot.data;
+                let put = |at: u32, bytes: &[u8]| region.write(data + u64::from(at), bytes);
+                let device = (&*namespace.disk, &*namespace.shape);
+                match request.print_part(device, &mut slot.report, scratch, put) {
+                    Ok(true) => StatusCode::OK.into(),
+                    Ok(false) => self.scan_later(index),
                     Err(status) => status.into(),
                 }
             }
@@ -368,7 +375,6 @@ impl NamespaceQueue {
             (None, CommandPlan::Io(IoPlan::Discards { count, .. })) => {
                 self.next_discard(slot, count)
             }
-            (None, CommandPlan::Io(IoPlan::ManageAll(action))) => self.next_zone(slot, action),
             _ => return StatusCode::INTERNAL.into(),
         };
         match next {
@@ -401,21 +407,32 @@ impl NamespaceQueue {
         Ok(None)
     }
 
-    fn next_zone(
+    /// Begins the operation of Select All on the next zone to which it applies, once one is found.
+    fn manage_next(
         &mut self,
+        index: u16,
         slot: &mut CommandSlot,
         action: ZoneAction,
-    ) -> Result<Option<BioPlan>, StatusCode> {
+    ) -> CommandProgress {
         let shape = &self.namespace.shape;
-        let Some(zones) = &shape.zones else { return Ok(None) };
-        let (disk, scratch) = (self.namespace.disk.as_ref(), &mut self.scratch);
-        let found = zones::next_selected(disk, shape, zones, action, slot.next, scratch)?;
-        let Some(number) = found else { return Ok(None) };
-        // No device has an operation that takes a read-only zone offline.
-        let op = action.op.ok_or(StatusCode::ZONE_TRANSITION)?;
-        slot.next = number + 1;
-        let sector = shape.sector(u64::from(number) * zones.zone_blocks);
-        Ok(Some(BioPlan { op, sector, sectors: 0, flags: Default::default() }))
+        let Some(zones) = &shape.zones else { return StatusCode::INVALID_OPCODE.into() };
+        let device = (self.namespace.disk.as_ref(), &**shape);
+        match zones::next_selected(device, zones, action, slot.next, &mut self.scratch) {
+            Ok(ZoneSearch::Found(number)) => {
+                // No device has an operation that takes a read-only zone offline.
+                let Some(op) = action.op else { return StatusCode::ZONE_TRANSITION.into() };
+                slot.next = number + 1;
+                let sector = shape.sector(u64::from(number) * zones.zone_blocks);
+                let flags = Flags::NONE;
+                self.push(index, slot, BioPlan { op, sector, sectors: 0, flags })
+            }
+            Ok(ZoneSearch::Pauses(number)) => {
+                slot.next = number;
+                self.scan_later(index)
+            }
+            Ok(ZoneSearch::Ends) => StatusCode::OK.into(),
+            Err(status) => status.into(),
+        }
     }
 
     /// The status of an operation that failed with `status`, by its zones as they are now. A read

@@ -22,6 +22,7 @@ use crate::command::Sqe;
 use crate::data_pool::PageSpan;
 use crate::identify::QUEUE_ENTRIES_MAX;
 use crate::namespace::{BioPlan, IoPlan, Transfer};
+use crate::zones::ReportProgress;
 
 /// The bits of a tag that name the slot.
 const SLOT_BITS: u32 = (QUEUE_ENTRIES_MAX - 1).count_ones();
@@ -62,6 +63,8 @@ pub(crate) struct CommandSlot {
     pub(crate) refused: Option<Status>,
     /// The next range or zone of a command that consists of several operations.
     pub(crate) next: u32,
+    /// How far a report of zones is.
+    pub(crate) report: ReportProgress,
     /// What is left of its present range.
     pub(crate) rest: Option<BioPlan>,
     /// The offset of the data in the region.
@@ -136,6 +139,7 @@ impl CommandSlots {
             bio: None,
             refused: None,
             next: 0,
+            report: ReportProgress::default(),
             rest: None,
             data: 0,
             len: 0,
@@ -174,6 +178,7 @@ impl CommandSlots {
             bio: None,
             refused: None,
             next: 0,
+            report: ReportProgress::default(),
             rest: None,
             data: 0,
             len: 0,

@@ -15,6 +15,9 @@ pub const DESCRIPTOR_BYTES: u32 = 64;
 
 /// The zones that one query to the device reports.
 pub(crate) const QUERY_ZONES: usize = 256;
+/// The queries to the device that a command makes before other commands, and other connections of
+/// the thread, have their turns: a device may have millions of zones.
+const SCAN_QUERIES_MAX: u32 = 16;
 
 /// An action of Zone Management Send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,57 +98,86 @@ impl ReportRequest {
         Ok(ReportRequest { first: sqe.slba(), only, partial, len_bytes: len as u32 })
     }
 
-    /// Writes the report by `put`, which gets an offset and bytes, and all bytes of the report
-    /// once. `scratch` is memory for zones.
+    /// The number of the zone with which the report begins.
+    pub(crate) fn first_zone(&self, zones: &ZonedShape) -> u32 {
+        // The first block lies in the namespace, which has at most `u32::MAX` zones.
+        (self.first / zones.zone_blocks) as u32
+    }
+
+    /// Makes the next part of the report, by at most [`SCAN_QUERIES_MAX`] queries to the device;
+    /// `true` at its end. `put` gets an offset and bytes, and all bytes of the report once.
+    /// `scratch` is memory for zones.
     ///
     /// # Errors
     /// If the device does not report its zones.
-    pub fn print(
+    pub(crate) fn print_part(
         &self,
-        disk: &dyn Disk,
-        shape: &NamespaceShape,
+        (disk, shape): (&dyn Disk, &NamespaceShape),
+        progress: &mut ReportProgress,
         scratch: &mut Vec<ZoneInfo>,
         mut put: impl FnMut(u32, &[u8]),
-    ) -> Result<(), StatusCode> {
+    ) -> Result<bool, StatusCode> {
         let Some(zones) = &shape.zones else { return Err(StatusCode::INVALID_OPCODE) };
         let room = (self.len_bytes / DESCRIPTOR_BYTES).saturating_sub(1);
-        let (mut found, mut number) = (0u64, self.first / zones.zone_blocks);
-        while number < u64::from(zones.count) {
-            if self.partial && found >= u64::from(room) {
-                break;
+        for _ in 0..SCAN_QUERIES_MAX {
+            let is_full = self.partial && progress.found >= room;
+            if is_full || !query(disk, shape, zones, progress.next, scratch)? {
+                self.print_frame(progress.found, room, put);
+                return Ok(true);
             }
-            scratch.clear();
-            let from = shape.sector(number * zones.zone_blocks);
-            let reported = disk.report_zones(from, QUERY_ZONES, scratch);
-            if let Err(error) = reported {
-                return Err(StatusCode::of(error.status(), Op::Read));
-            }
-            if scratch.is_empty() {
-                break;
-            }
-            number += scratch.len() as u64;
+            progress.next += scratch.len() as u32;
             for zone in scratch.iter().filter(|zone| self.only.is_none_or(|it| it == zone.cond)) {
-                if found < u64::from(room) {
-                    let offset = (found as u32 + 1) * DESCRIPTOR_BYTES;
-                    put(offset, &descriptor(zone, shape));
+                if progress.found < room {
+                    put((progress.found + 1) * DESCRIPTOR_BYTES, &descriptor(zone, shape));
                 } else if self.partial {
                     break;
                 }
-                found += 1;
+                progress.found += 1;
             }
         }
+        Ok(false)
+    }
+
+    /// Prints what a report has before and after its descriptors.
+    fn print_frame(&self, found: u32, room: u32, mut put: impl FnMut(u32, &[u8])) {
         let mut header = [0; DESCRIPTOR_BYTES as usize];
-        header[..8].copy_from_slice(&found.to_le_bytes());
-        let used = found.min(room.into()) as u32;
+        header[..8].copy_from_slice(&u64::from(found).to_le_bytes());
         let header_bytes = self.len_bytes.min(DESCRIPTOR_BYTES);
         put(0, &header[..header_bytes as usize]);
-        let mut at = (used + 1) * DESCRIPTOR_BYTES;
+        let mut at = (found.min(room) + 1) * DESCRIPTOR_BYTES;
         while at < self.len_bytes {
             let part = (self.len_bytes - at).min(DESCRIPTOR_BYTES);
             put(at, &[0; DESCRIPTOR_BYTES as usize][..part as usize]);
             at += part;
         }
-        Ok(())
+    }
+}
+
+/// How far a report is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReportProgress {
+    /// The number of the next zone to look at.
+    pub(crate) next: u32,
+    /// The zones found so far, also those for which the report has no room.
+    pub(crate) found: u32,
+}
+
+/// Asks the device for the zones from `number` on; `false` if there are none.
+fn query(
+    disk: &dyn Disk,
+    shape: &NamespaceShape,
+    zones: &ZonedShape,
+    number: u32,
+    scratch: &mut Vec<ZoneInfo>,
+) -> Result<bool, StatusCode> {
+    scratch.clear();
+    if number >= zones.count {
+        return Ok(false);
+    }
+    let from = shape.sector(u64::from(number) * zones.zone_blocks);
+    match disk.report_zones(from, QUERY_ZONES, scratch) {
+        Ok(()) => Ok(!scratch.is_empty()),
+        Err(error) => Err(StatusCode::of(error.status(), Op::Read)),
     }
 }
 
@@ -168,34 +200,39 @@ fn descriptor(zone: &ZoneInfo, shape: &NamespaceShape) -> [u8; DESCRIPTOR_BYTES 
     bytes
 }
 
-/// The next zone from `number` on to which Select All applies an action; `None` if there is none
-/// left.
+/// What a search for a zone to which Select All applies has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ZoneSearch {
+    /// The zone of this number.
+    Found(u32),
+    /// Nothing yet: the search goes on with the zone of this number.
+    Pauses(u32),
+    /// There is none left.
+    Ends,
+}
+
+/// Looks for the next zone from `number` on to which Select All applies an action, by at most
+/// [`SCAN_QUERIES_MAX`] queries to the device.
 ///
 /// # Errors
 /// If the device does not report its zones.
 pub(crate) fn next_selected(
-    disk: &dyn Disk,
-    shape: &NamespaceShape,
+    (disk, shape): (&dyn Disk, &NamespaceShape),
     zones: &ZonedShape,
     action: ZoneAction,
     mut number: u32,
     scratch: &mut Vec<ZoneInfo>,
-) -> Result<Option<u32>, StatusCode> {
-    while number < zones.count {
-        scratch.clear();
-        let from = shape.sector(u64::from(number) * zones.zone_blocks);
-        if let Err(error) = disk.report_zones(from, QUERY_ZONES, scratch) {
-            return Err(StatusCode::of(error.status(), Op::Read));
-        }
-        if scratch.is_empty() {
-            break;
+) -> Result<ZoneSearch, StatusCode> {
+    for _ in 0..SCAN_QUERIES_MAX {
+        if !query(disk, shape, zones, number, scratch)? {
+            return Ok(ZoneSearch::Ends);
         }
         if let Some(at) = scratch.iter().position(|zone| action.selects(zone.cond)) {
-            return Ok(Some(number + at as u32));
+            return Ok(ZoneSearch::Found(number + at as u32));
         }
         number += scratch.len() as u32;
     }
-    Ok(None)
+    Ok(ZoneSearch::Pauses(number))
 }
 
 /// The status of an operation on a zoned device that failed with `status`, by the zone after it.

@@ -23,6 +23,8 @@ const COMPARE: u8 = 0x05;
 const VERIFY: u8 = 0x0c;
 const WRITE_ZEROES: u8 = 0x08;
 const DISCARD: u8 = 0x09;
+const ZONE_SEND: u8 = 0x79;
+const ZONE_RECEIVE: u8 = 0x7a;
 /// The blocks of 512 bytes that the device zeroes or discards at once, at most.
 const PIECE: u64 = 16384;
 /// The blocks of the device: 4 GiB.
@@ -325,7 +327,6 @@ fn an_ending_connection_begins_no_further_piece() {
 /// a queue of them kept the thread from the other connections.
 #[test]
 fn refused_commands_cost_a_report_of_zones_each_round() {
-    const ZONE_SEND: u8 = 0x79;
     const COUNT: usize = 64;
     let (target, watched) = target_of(1, zoned());
     let (_admin, controller) = target.admin(WATCHED, 0);
@@ -354,6 +355,78 @@ fn refused_commands_cost_a_report_of_zones_each_round() {
     let before = calls.reports_before_read.unwrap();
     assert!((1..=16).contains(&before), "{before} reports before the read of another connection");
     assert_eq!(calls.reports, COUNT);
+}
+
+/// Zones of 1 MiB, 256 blocks of 4 KiB each.
+const MANY_ZONES: u64 = 1 << 18;
+
+/// A target with a device of many zones, of which two are open; and an I/O queue of it.
+fn target_with_many_zones() -> (Target, Arc<Watched>, [Initiator; 3]) {
+    let zones = NullConfig { size: MANY_ZONES << 20, zone_size: 1 << 20, ..zoned() };
+    let config = NullConfig { zone_capacity: 1 << 20, memory_backed: false, ..zones };
+    let (target, watched) = target_of(1, config);
+    let (admin, controller) = target.admin(WATCHED, 0);
+    let mut io = target.io(WATCHED, controller, 0, 0);
+    let mut other = target.idle(0);
+    assert_eq!(other.connect(WATCHED, 2, controller, 31, 0).status, 0);
+    for zone in [5000, MANY_ZONES - 1] {
+        assert_eq!(io.execute(with(command(ZONE_SEND, zone * 256, 0), 13, 3), &[]).status, 0);
+    }
+    (target, watched, [admin, io, other])
+}
+
+/// A report of the zones from `first` on, with a filter, of this many bytes.
+fn report(first: u64, filter: u32, partial: bool, bytes: u32) -> [u8; 64] {
+    let sqe = with(command(ZONE_RECEIVE, first * 256, 0), 12, bytes / 4 - 1);
+    pointed(with(sqe, 13, filter << 8 | u32::from(partial) << 16), 0x5a, bytes as usize)
+}
+
+/// A command that looked at all zones of a large device did so in one round, whatever the number of
+/// zones was.
+#[test]
+fn a_command_that_looks_at_all_zones_does_so_in_parts() {
+    let (_target, watched, [_admin, mut io, mut other]) = target_with_many_zones();
+    let close_all = with(command(ZONE_SEND, 0, 0), 13, 1 << 8 | 1);
+    for (sqe, found) in [(report(0, 0, false, 64), MANY_ZONES), (close_all, 0)] {
+        watched.calls().reports = 0;
+        watched.calls().reports_before_read = None;
+        let held = watched.hold(HeldCall::Report);
+        io.capsule(sqe, &[]);
+        watched.wait_until_a_thread_is_held(HeldCall::Report);
+        other.capsule(pointed(command(READ, 0, 1), 0x5a, 4096), &[]);
+        drop(held);
+        assert_eq!(other.done().status, 0);
+        let done = io.done();
+        assert_eq!(done.status, 0);
+        if found > 0 {
+            assert_eq!(done.data[..8], found.to_le_bytes());
+        }
+        let calls = watched.calls();
+        assert!(calls.reports as u64 >= MANY_ZONES / 256, "{} queries", calls.reports);
+        // A turn has eight rounds of 16 queries.
+        let before = calls.reports_before_read.unwrap();
+        assert!((1..=256).contains(&before), "{before} queries before the read of another queue");
+    }
+    assert_eq!(io.read(report(0, 3, false, 64), 64).data[0], 0, "all are closed");
+}
+
+#[test]
+fn a_report_in_parts_is_that_of_all_zones() {
+    let (_target, watched, [_admin, mut io, _other]) = target_with_many_zones();
+    let word = |data: &[u8], at: usize| u64::from_le_bytes(*data[at..].first_chunk().unwrap());
+    let open = io.read(report(0, 3, true, 64 * 4), 64 * 4).data;
+    let starts = [64, 128].map(|at| word(&open, at + 16));
+    assert_eq!((word(&open, 0), starts), (2, [5000 * 256, (MANY_ZONES - 1) * 256]));
+    assert_eq!(open[192..], [0; 64]);
+    let short = io.read(report(4999, 3, false, 128), 128).data;
+    assert_eq!((word(&short, 0), word(&short, 64 + 16)), (2, 5000 * 256));
+    let later = io.read(report(5001, 3, false, 128), 128).data;
+    assert_eq!((word(&later, 0), word(&later, 64 + 16)), (1, (MANY_ZONES - 1) * 256));
+    // A report that is full looks no further.
+    watched.calls().reports = 0;
+    let full = io.read(report(70, 0, true, 64 * 301), 64 * 301).data;
+    assert_eq!((word(&full, 0), word(&full, 300 * 64 + 16)), (300, 369 * 256));
+    assert_eq!(watched.calls().reports, 2);
 }
 
 /// A command with FUA for the blocks 8 to 15.
