@@ -1,6 +1,7 @@
 //! `serve`: from the command line to a running yard, and to its end.
 
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -592,6 +593,9 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         return announce_json(&mut out, control, daemon);
     }
     let nvme = daemon.nvme().addresses(false);
+    let connect = |nqn: &str, address: &SocketAddr| {
+        shell_snippet::nvme_connect(nqn, *address, options.nvme_access.secrets.is_some())
+    };
     for entry in daemon.devices().list() {
         let uri = server.and_then(|server| server.uri(entry.spec.name()));
         let disk = entry.disk.as_ref();
@@ -600,7 +604,7 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
             writeln!(out, "  {line}")?;
         }
         if let (Some(nqn), Some(address)) = (entry.nqn(), nvme.first()) {
-            writeln!(out, "  {}", shell_snippet::nvme_connect(nqn, *address))?;
+            writeln!(out, "  {}", connect(nqn, address))?;
         }
         if let Some((place, _)) = daemon.devices().vhost().find(entry.spec.name()) {
             writeln!(out, "  {}", shell_snippet::vhost_device(&place))?;
@@ -619,7 +623,7 @@ fn announce(args: &ServeArgs, options: &DaemonOptions, daemon: &Daemon) -> Resul
         writeln!(out, "NVMe at tcp:{address}")?;
     }
     if let (Some(nqn), Some(address)) = (&options.nvme_access.subsystem, nvme.first()) {
-        writeln!(out, "  all devices: {}", shell_snippet::nvme_connect(nqn, *address))?;
+        writeln!(out, "  all devices: {}", connect(nqn, address))?;
     }
     for address in daemon.nvme().addresses(true) {
         writeln!(out, "NVMe discovery at tcp:{address}")?;

@@ -36,10 +36,15 @@ pub(crate) fn line(
     })
 }
 
-/// A line for a Linux host that attaches the device over NVMe/TCP.
-pub(crate) fn nvme_connect(nqn: &str, address: SocketAddr) -> String {
-    let (ip, port) = (address.ip(), address.port());
-    format!("nvme connect -t tcp -a {ip} -s {port} -n {nqn}")
+/// A line for a Linux host that attaches the device over NVMe/TCP. A host cannot connect to the
+/// address of a listener on all addresses, and has to know its secret: the line has placeholders.
+pub(crate) fn nvme_connect(nqn: &str, address: SocketAddr, needs_secret: bool) -> String {
+    let ip = match address.ip() {
+        ip if ip.is_unspecified() => "ADDRESS".to_owned(),
+        ip => ip.to_string(),
+    };
+    let secret = if needs_secret { " --dhchap-secret DHHC-1:..." } else { "" };
+    format!("nvme connect -t tcp -a {ip} -s {} -n {nqn}{secret}", address.port())
 }
 
 /// Options of QEMU that attach the device to a virtual machine, whose memory has to be shared.
@@ -75,6 +80,20 @@ pub(crate) fn quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_for_a_host_has_placeholders_for_what_only_the_host_knows() {
+        let line = |address: &str, needs_secret| {
+            nvme_connect("nqn.a:b", address.parse().unwrap(), needs_secret)
+        };
+        let named = "nvme connect -t tcp -a 192.0.2.1 -s 4420 -n nqn.a:b";
+        assert_eq!(line("192.0.2.1:4420", false), named);
+        assert_eq!(line("192.0.2.1:4420", true), format!("{named} --dhchap-secret DHHC-1:..."));
+        for all in ["0.0.0.0:4420", "[::]:4420"] {
+            assert_eq!(line(all, false), named.replace("192.0.2.1", "ADDRESS"));
+        }
+        assert!(line("[2001:db8::1]:4420", false).contains(" -a 2001:db8::1 "));
+    }
 
     #[test]
     fn words_are_quoted_where_they_must_be() {
