@@ -15,7 +15,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub const VERSION: u32 = 0x0002_0000;
 /// The most commands of a queue (MQES + 1, MAXCMD).
 pub const QUEUE_ENTRIES_MAX: u16 = 128;
-/// The unit of keep-alive timers, in milliseconds.
+/// The granularity of keep-alive timers, in milliseconds: a multiple of 100.
 pub const KEEP_ALIVE_UNIT_MS: u32 = 100;
 
 /// The command set identifier of the NVM command set.
@@ -208,7 +208,8 @@ pub fn controller(shape: &ControllerShape<'_>) -> Vec<u8> {
     // WCTEMP and CCTEMP, in kelvins; no device here has a temperature.
     page.put(266, &343u16.to_le_bytes());
     page.put(268, &373u16.to_le_bytes());
-    page.put(320, &((1000 / KEEP_ALIVE_UNIT_MS) as u16).to_le_bytes());
+    // KAS, in units of 100 ms.
+    page.put(320, &((KEEP_ALIVE_UNIT_MS / 100) as u16).to_le_bytes());
     page.put(514, &QUEUE_ENTRIES_MAX.to_le_bytes());
     // SGLS: supported, with an offset in the capsule, and for the transport.
     page.put(536, &(1u32 | 1 << 20 | 1 << 21).to_le_bytes());
@@ -432,7 +433,7 @@ mod tests {
         assert_eq!((page[77], u16_at(&page, 78), u32_at(&page, 80)), (8, 7, 0x0002_0000));
         assert_eq!((page[111], page[259], page[261]), (1, 3, 6));
         assert_eq!(u32_at(&page, 92), 1 << 8, "OAES");
-        assert_eq!(u16_at(&page, 320), 10);
+        assert_eq!(u16_at(&page, 320), 1, "KAS");
         assert_eq!((page[512], page[513], u16_at(&page, 514)), (0x66, 0x44, 128));
         assert_eq!(u16_at(&page, 520), 1 | 1 << 3 | 1 << 4 | 1 << 7, "no discards of zones");
         assert_eq!(page[525], 7);

@@ -461,8 +461,11 @@ fn commands_that_do_not_exist_are_refused_and_skipped() {
     assert_eq!(admin.execute(admin_command(8, 0, 0), &[]).result, 1, "not aborted");
     assert_eq!(admin.execute(admin_command(9, 1 << 31 | 7, 0), &[]).status, 0x410d);
     assert_eq!(admin.execute(admin_command(10, 7, 0), &[]).result, 0x001f_001f);
+    let controller = admin.identify(1, 0, 0).data;
+    let unit_ms = 100 * u64::from(u16::from_le_bytes([controller[320], controller[321]]));
     assert_eq!(admin.execute(admin_command(9, 0x0f, 12345), &[]).status, 0);
-    assert_eq!(admin.execute(admin_command(10, 0x0f, 0), &[]).result, 12400);
+    let kept = admin.execute(admin_command(10, 0x0f, 0), &[]).result;
+    assert_eq!(kept, 12345_u64.next_multiple_of(unit_ms), "the granularity that KAS tells");
     for _ in 0..4 {
         admin.capsule(admin_command(0x0c, 0, 0), &[]);
     }
