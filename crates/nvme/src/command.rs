@@ -338,6 +338,38 @@ mod tests {
         assert_eq!(sqe(0x00, 0, 512, 0x5a).data(), Err(StatusCode::INVALID_FIELD), "PRP");
     }
 
+    /// Each status of a device, and what a read and a write that fail with it are answered.
+    const ANSWERS: [(Status, u16, u16); 18] = [
+        (Status::Ok, 0, 0),
+        (Status::NotSupp, 0x4001, 0x4001),
+        (Status::Timeout, 0x4006, 0x4006),
+        (Status::NoSpc, 0x4081, 0x4081),
+        (Status::Transport, 0x4006, 0x4006),
+        (Status::Target, 0x4082, 0x4082),
+        (Status::ResvConflict, 0x4083, 0x4083),
+        (Status::Medium, 0x4281, 0x4280),
+        (Status::Protection, 0x4282, 0x4282),
+        (Status::Resource, 0x0021, 0x0021),
+        (Status::IoErr, 0x4006, 0x4006),
+        (Status::Again, 0x0021, 0x0021),
+        (Status::DevResource, 0x0021, 0x0021),
+        (Status::ZoneOpenResource, 0x41be, 0x41be),
+        (Status::ZoneActiveResource, 0x41bd, 0x41bd),
+        (Status::Offline, 0x4006, 0x4006),
+        (Status::DurationLimit, 0x4006, 0x4006),
+        (Status::Inval, 0x4002, 0x4002),
+    ];
+
+    #[test]
+    fn each_status_of_a_device_has_a_code() {
+        for status in Status::ALL {
+            let (_, read, write) = *ANSWERS.iter().find(|(of, ..)| of == status).unwrap();
+            for (op, wanted) in [(Op::Read, read), (Op::Write, write), (Op::ZoneAppend, write)] {
+                assert_eq!(StatusCode::of(*status, op), StatusCode(wanted), "{status:?} {op:?}");
+            }
+        }
+    }
+
     #[test]
     fn completion_has_its_status_above_the_phase_bit() {
         let cqe = Cqe { result: 1, sq_head: 2, cid: 3, status: StatusCode::ZONE_FULL };

@@ -293,6 +293,9 @@ fn appends_land_at_the_write_pointer_and_reports_show_it() {
     assert_eq!(report(&mut io, 1500, 0, true).1[0], (2, 1024, 1027), "the zone of the block");
     assert_eq!(report(&mut io, 0, 3, true), (1, vec![(3, 2048, 2048)]));
     assert_eq!(report(&mut io, 0, 1, false).0, 6);
+    assert_eq!(report(&mut io, 0, 2, true), (1, vec![(2, 1024, 1027)]), "2 is implicitly open");
+    assert_eq!(io.execute(manage(1, 1), &[]).status, 0, "close");
+    assert_eq!(report(&mut io, 0, 4, false), (1, vec![(4, 1024, 1027)]), "4 is closed");
     assert_eq!(io.execute(manage(1, 2), &[]).status, 0, "finish");
     assert_eq!(report(&mut io, 0, 5, true), (1, vec![(0xe, 1024, u64::MAX)]), "5 is full");
     assert_eq!(report(&mut io, 0, 6, true), (0, vec![]), "6 is read-only");
@@ -321,34 +324,34 @@ fn refused_zone_commands_have_the_status_of_zns() {
     let target = target();
     let (_admin, mut io) = queues(&target, ZONED, 0);
     let data = pattern(4096, 1);
-    let mut status = |sqe: [u8; 64], data: &[u8]| io.execute(sqe, data).status & 0x7ff;
-    assert_eq!(status(command(WRITE, 5, 1), &data), 0x1bc, "not at the write pointer");
-    assert_eq!(status(command(WRITE, 511, 2), &[0; 8192]), 0x1b8, "over the capacity");
-    assert_eq!(status(command(APPEND, 1025, 1), &data), 0x002, "not the start of a zone");
-    assert_eq!(status(command(APPEND, 8192, 1), &data), 0x080);
-    assert_eq!(status(manage(0, 1), &[]), 0x1bf, "close of an empty zone");
+    let mut status = |sqe: [u8; 64], data: &[u8]| io.execute(sqe, data).status;
+    assert_eq!(status(command(WRITE, 5, 1), &data), 0x41bc, "not at the write pointer");
+    assert_eq!(status(command(WRITE, 511, 2), &[0; 8192]), 0x41b8, "over the capacity");
+    assert_eq!(status(command(APPEND, 1025, 1), &data), 0x4002, "not the start of a zone");
+    assert_eq!(status(command(APPEND, 8192, 1), &data), 0x4080);
+    assert_eq!(status(manage(0, 1), &[]), 0x41bf, "close of an empty zone");
     assert_eq!(status(manage(0, 4), &[]), 0, "reset of an empty zone");
     assert_eq!(status(manage(0, 2), &[]), 0, "finish");
-    assert_eq!(status(command(WRITE, 0, 1), &data), 0x1b9, "full");
-    assert_eq!(status(command(APPEND, 0, 1), &data), 0x1b9, "full");
-    assert_eq!(status(manage(0, 3), &[]), 0x1bf, "open of a full zone");
-    assert_eq!(status(manage(0, 5), &[]), 0x1bf, "offline");
-    assert_eq!(status(manage(0, 0x10), &[]), 0x002, "no descriptor extensions");
-    assert_eq!(status(with(manage(0, 3), 10, 1), &[]), 0x002, "not the start of a zone");
-    assert_eq!(status(manage(8, 3), &[]), 0x080);
+    assert_eq!(status(command(WRITE, 0, 1), &data), 0x41b9, "full");
+    assert_eq!(status(command(APPEND, 0, 1), &data), 0x41b9, "full");
+    assert_eq!(status(manage(0, 3), &[]), 0x41bf, "open of a full zone");
+    assert_eq!(status(manage(0, 5), &[]), 0x41bf, "offline");
+    assert_eq!(status(manage(0, 0x10), &[]), 0x4002, "no descriptor extensions");
+    assert_eq!(status(with(manage(0, 3), 10, 1), &[]), 0x4002, "not the start of a zone");
+    assert_eq!(status(manage(8, 3), &[]), 0x4080);
     for zone in [1, 2] {
         assert_eq!(status(manage(zone, 3), &[]), 0);
     }
-    assert_eq!(status(manage(3, 3), &[]), 0x1be, "two zones are open");
+    assert_eq!(status(manage(3, 3), &[]), 0x41be, "two zones are open");
     assert_eq!(status(command(WRITE, 1024, 1), &data), 0);
     assert_eq!(status(command(WRITE, 2048, 1), &data), 0);
     assert_eq!(status(manage(1, 1), &[]), 0, "close");
     assert_eq!(status(manage(3, 3), &[]), 0);
-    assert_eq!(status(command(APPEND, 4096, 1), &data), 0x1bd, "three zones are active");
+    assert_eq!(status(command(APPEND, 4096, 1), &data), 0x41bd, "three zones are active");
     assert_eq!(status(manage(0, SELECT_ALL | 1), &[]), 0, "close all");
     assert_eq!(status(command(WRITE, 1025, 1), &data), 0);
     assert_eq!(status(manage(0, SELECT_ALL | 2), &[]), 0, "finish all");
-    assert_eq!(status(command(WRITE, 1026, 1), &data), 0x1b9);
+    assert_eq!(status(command(WRITE, 1026, 1), &data), 0x41b9);
     assert_eq!(status(manage(0, SELECT_ALL | 4), &[]), 0, "reset all");
     let (empty, _) = report(&mut io, 0, 1, false);
     assert_eq!(empty, 8);
@@ -378,6 +381,38 @@ fn offline_of_all_zones_succeeds_without_a_read_only_zone() {
     let (_admin, mut io) = queues(&target, broken, 0);
     assert_eq!(io.execute(manage(1, 5), &[]).status, 0, "zone 1 is offline already");
     assert_eq!(io.execute(manage(0, SELECT_ALL | 5), &[]).status, 0);
+}
+
+#[test]
+fn open_of_all_zones_opens_those_that_are_closed() {
+    let target = target();
+    let (_admin, mut io) = queues(&target, ZONED, 0);
+    for zone in [1, 5] {
+        assert_eq!(io.execute(command(WRITE, zone * 1024, 1), &pattern(4096, 1)).status, 0);
+        assert_eq!(io.execute(manage(zone, 1), &[]).status, 0, "close");
+    }
+    assert_eq!(io.execute(manage(0, SELECT_ALL | 3), &[]).status, 0);
+    let opened = vec![(3, 1024, 1025), (3, 5 * 1024, 5 * 1024 + 1)];
+    assert_eq!(report(&mut io, 0, 3, false), (2, opened), "and no other zone");
+}
+
+/// What a zone that is lost answers, and which report tells of it.
+#[test]
+fn writes_to_read_only_and_offline_zones_have_the_status_of_zns() {
+    for (fault, status, filter, condition) in
+        [("zone_readonly", 0x41ba, 6, 0xd), ("zone_offline", 0x41bb, 7, 0xf)]
+    {
+        let (target, broken) = target_with_broken_zone(fault);
+        let (_admin, mut io) = queues(&target, broken, 0);
+        for opcode in [WRITE, APPEND] {
+            let done = io.execute(command(opcode, 1024, 1), &pattern(4096, 1));
+            assert_eq!(done.status, status, "{fault} {opcode:#x}");
+        }
+        assert_eq!(io.execute(command(WRITE_ZEROES, 1024, 1), &[]).status, status, "{fault}");
+        assert_eq!(io.execute(manage(1, 3), &[]).status, 0x41bf, "{fault}: open");
+        let lost = (condition, 1024, u64::MAX);
+        assert_eq!(report(&mut io, 0, filter, true), (1, vec![lost]), "{fault}");
+    }
 }
 
 /// A read that begins in the zone before an offline one had the status of an internal error.
