@@ -398,6 +398,24 @@ fn access_of_nvme_hosts_is_checked_before_anything_is_made() {
     assert_eq!(yard.complained(), "");
 }
 
+/// Such a device was added without a word, and then refused every host.
+#[test]
+fn a_device_that_no_nvme_host_may_use_has_a_note() {
+    let note = "no NVMe host may use it: neither the device nor `*` has an allow list";
+    let args = ["--nvme", "tcp:127.0.0.1:0", "--nvme-allow", "mem0=nqn.a", "--log", "warn"];
+    let yard = Yard::serve_in(Place::new(), &[&[MEM0], &args[..]].concat());
+    assert!(!yard.printed().contains(note), "{}", yard.printed());
+    let added = yard.command(&["add", "null:///later?size=1G"]).ok().out;
+    assert!(added.contains(&format!("  note: {note}")), "{added}");
+    let logged = yard.complained();
+    assert!(logged.lines().any(|line| line.contains(note) && line.contains("later")), "{logged}");
+    let every = [&args[..], &["--nvme-allow", "*=nqn.b"]].concat();
+    let yard = Yard::serve_in(Place::new(), &[&[MEM0], &every[..]].concat());
+    let added = yard.command(&["add", "null:///later?size=1G"]).ok().out;
+    assert!(!added.contains("note"), "{added}");
+    assert_eq!(yard.complained(), "");
+}
+
 /// A hypervisor's first message, GET_FEATURES; returns the features.
 fn vhost_features(path: &std::path::Path) -> (UnixStream, u64) {
     let mut stream = UnixStream::connect(path).unwrap();

@@ -37,6 +37,15 @@ impl AllowedHosts {
         self.0.is_empty()
     }
 
+    /// Whether there are lists, and none of them is for this device.
+    pub fn permits_none(&self, device: &str) -> bool {
+        !self.0.is_empty() && self.list(device).is_none()
+    }
+
+    fn list(&self, device: &str) -> Option<&Vec<String>> {
+        self.0.get(device).or_else(|| self.0.get(EVERY_DEVICE))
+    }
+
     /// Whether the host of this NQN may use a device, whichever it is.
     pub fn permits_any(&self, host: &str) -> bool {
         self.0.is_empty() || self.iter().any(|(_, allowed)| allowed == host)
@@ -47,8 +56,7 @@ impl AllowedHosts {
         if self.0.is_empty() {
             return true;
         }
-        let list = self.0.get(device).or_else(|| self.0.get(EVERY_DEVICE));
-        list.is_some_and(|list| list.iter().any(|allowed| allowed == host))
+        self.list(device).is_some_and(|list| list.iter().any(|allowed| allowed == host))
     }
 }
 
@@ -134,15 +142,17 @@ mod tests {
     #[test]
     fn a_device_is_for_the_hosts_in_its_list() {
         let mut hosts = AllowedHosts::default();
-        assert!(hosts.permits("a", BOB), "no list, no check");
+        assert!(hosts.permits("a", BOB) && !hosts.permits_none("a"), "no list, no check");
         hosts.allow("a", ALICE).unwrap();
         assert!(hosts.permits("a", ALICE));
         for other in ["", BOB, &ALICE[1..], &ALICE[..ALICE.len() - 1], &ALICE.to_uppercase()] {
             assert!(!hosts.permits("a", other), "{other}");
         }
         assert!(!hosts.permits("b", ALICE), "a device without a list is for no host");
+        assert!(hosts.permits_none("b") && !hosts.permits_none("a"));
         hosts.allow(EVERY_DEVICE, BOB).unwrap();
         assert!(hosts.permits("b", BOB) && !hosts.permits("a", BOB));
+        assert!(!hosts.permits_none("b"), "it has the list of every device");
         assert!(hosts.permits_any(ALICE) && hosts.permits_any(BOB) && !hosts.permits_any("nqn.c"));
         assert!(AllowedHosts::default().permits_any("nqn.c"));
     }

@@ -260,18 +260,29 @@ impl DeviceEntry {
         export.and_then(|export| export.nsid)
     }
 
-    /// Notes: the parameters that were corrected when it was opened, and why NVMe, while it is
-    /// served, does not serve the device.
+    /// Notes: the parameters that were corrected when it was opened, and why no NVMe host can use
+    /// the device while NVMe is served.
     pub fn notes(&self) -> Vec<String> {
-        let refusal = self.served_nvme().and_then(|export| export.nqn.as_ref().err());
-        let refusal = refusal.map(|refusal| format!("not served over NVMe: {refusal}"));
-        self.notes.iter().cloned().chain(refusal).collect()
+        self.notes.iter().cloned().chain(self.nvme_note()).collect()
     }
 
-    /// Logs why NVMe, while it is served, does not serve the device.
+    /// Logs why no NVMe host can use the device while NVMe is served.
     pub(crate) fn warn_of_nvme(&self) {
-        if let Some(Err(refusal)) = self.served_nvme().map(|export| &export.nqn) {
-            tracing::warn!(device = self.spec.name(), "not served over NVMe: {refusal}");
+        if let Some(note) = self.nvme_note() {
+            tracing::warn!(device = self.spec.name(), "{note}");
+        }
+    }
+
+    fn nvme_note(&self) -> Option<String> {
+        let NvmeExport { subsystems, nqn, .. } = self.served_nvme()?;
+        match nqn {
+            Err(refusal) => Some(format!("not served over NVMe: {refusal}")),
+            Ok(_) if subsystems.access().allowed.permits_none(self.spec.name()) => Some(
+                "no NVMe host may use it: neither the device nor `*` has an allow list; start the \
+                 yard with one for it (--nvme-allow DEVICE=NQN), or with one for `*`"
+                    .to_owned(),
+            ),
+            Ok(_) => None,
         }
     }
 
