@@ -292,6 +292,11 @@ impl AdminQueue {
         // Before the page is made: a read of the log must not leave an event for what it had.
         self.note_changes();
         let part = match self.features() {
+            Some(_) if request.id == log_id::HEALTH => {
+                let devices = self.devices();
+                let totals: Vec<_> = devices.iter().map(|(_, device)| device.totals()).collect();
+                request.part(&log_page::health(&totals))?
+            }
             Some(features) => request.part(&log_page::page(&request, &features, &self.changed)?)?,
             None if request.id == log_id::DISCOVERY => {
                 let host = &self.controller.host.nqn;

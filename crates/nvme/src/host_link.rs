@@ -22,6 +22,11 @@ pub(crate) struct CommandStats {
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
     pub(crate) errors: Counter,
+    /// For a namespace: commands that have read its data, and the sectors.
+    pub(crate) reads: Counter,
+    pub(crate) read_sectors: Counter,
+    /// For a namespace: commands that have written data of the host.
+    pub(crate) writes: Counter,
 }
 
 /// Counts of I/O commands of several connections.
@@ -36,6 +41,12 @@ pub struct CommandTotals {
     pub written_bytes: u64,
     /// Commands completed with an error.
     pub errors: u64,
+    /// Commands that have read data of the namespace, also to compare or verify them.
+    pub reads: u64,
+    /// The sectors that these commands have read.
+    pub read_sectors: u64,
+    /// Commands that have written data of the host.
+    pub writes: u64,
 }
 
 impl CommandTotals {
@@ -44,6 +55,9 @@ impl CommandTotals {
         self.read_bytes += stats.read_bytes.get();
         self.written_bytes += stats.written_bytes.get();
         self.errors += stats.errors.get();
+        self.reads += stats.reads.get();
+        self.read_sectors += stats.read_sectors.get();
+        self.writes += stats.writes.get();
     }
 }
 

@@ -4,8 +4,11 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use blockyard_core::SECTOR_SHIFT;
+
 use crate::command::{NSID_ALL, Sqe, StatusCode, admin_opcode, io_opcode};
 use crate::fabrics::DISCOVERY_NQN;
+use crate::host_link::CommandTotals;
 use crate::identify::{self, CSI_NVM, CSI_ZONED, ControllerFeatures};
 use crate::namespace::DATA_BYTES_MAX;
 
@@ -80,7 +83,7 @@ impl LogRequest {
 /// The most namespaces in the list of changed ones.
 const CHANGED_MAX: usize = 1024;
 
-/// A page of an I/O controller. `changed` are the namespaces, in order, that have changed since the
+/// A page of an I/O controller but [`health`]. `changed` are the namespaces, in order, that have changed since the
 /// host last read of them.
 ///
 /// # Errors
@@ -94,7 +97,6 @@ pub fn page(
         log_id::SUPPORTED => Ok(supported(features)),
         // One entry without an error.
         log_id::ERRORS => Ok(vec![0; 64]),
-        log_id::HEALTH => Ok(health()),
         log_id::FIRMWARE => Ok(firmware()),
         // More than the list can have: one entry that stands for them.
         log_id::CHANGED_NAMESPACES if changed.len() > CHANGED_MAX => {
@@ -128,13 +130,21 @@ fn supported(features: &ControllerFeatures) -> Vec<u8> {
     page
 }
 
-/// Page 02h: a healthy device of 20 °C, without counts.
-fn health() -> Vec<u8> {
+/// Page 02h: healthy devices of 20 °C, with the sum of their commands.
+pub fn health(devices: &[CommandTotals]) -> Vec<u8> {
     let mut page = vec![0; 512];
     page[1..3].copy_from_slice(&293u16.to_le_bytes());
     // The spare that is left, and its threshold, in per cent.
     page[3] = 100;
     page[4] = 10;
+    let sum = |count: fn(&CommandTotals) -> u64| devices.iter().map(count).sum::<u64>();
+    // In thousands of sectors, rounded up.
+    let read_units = sum(|it| it.read_sectors).div_ceil(1000);
+    let written_units = (sum(|it| it.written_bytes) >> SECTOR_SHIFT).div_ceil(1000);
+    let counts = [read_units, written_units, sum(|it| it.reads), sum(|it| it.writes)];
+    for (at, count) in (32..).step_by(16).zip(counts) {
+        page[at..at + 8].copy_from_slice(&count.to_le_bytes());
+    }
     page
 }
 
@@ -313,6 +323,21 @@ mod tests {
         assert_eq!(page_of(CSI_ZONED), Err(StatusCode::INVALID_FIELD));
         let none = LogRequest { id: 0x0c, ..request(0) };
         assert_eq!(page(&none, &features(), &BTreeSet::new()), Err(StatusCode::INVALID_LOG));
+    }
+
+    #[test]
+    fn health_sums_the_commands_of_all_devices() {
+        let of = |sectors: u64, reads, writes| CommandTotals {
+            read_sectors: sectors,
+            written_bytes: sectors << 9,
+            reads,
+            writes,
+            ..CommandTotals::default()
+        };
+        let page = health(&[of(999, 3, 1 << 40), of(2, 5, 1)]);
+        let counts = [32, 48, 64, 80].map(|at| (u64_at(&page, at), u64_at(&page, at + 8)));
+        assert_eq!(counts, [(2, 0), (2, 0), (8, 0), ((1 << 40) + 1, 0)]);
+        assert_eq!(health(&[])[32..], [0; 480]);
     }
 
     #[test]

@@ -293,6 +293,14 @@ impl NamespaceQueue {
         let CommandProgress::Ended(StatusCode::OK, _) = progress else { return progress };
         let CommandPlan::Io(plan) = slot.plan else { return progress };
         let stats = &self.namespace.stats;
+        match plan {
+            IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) if bio.op == Op::Read => {
+                stats.reads.add(1);
+                stats.read_sectors.add(bio.sectors);
+            }
+            IoPlan::Bio(bio) if bio.op.has_data() => stats.writes.add(1),
+            _ => {}
+        }
         match (plan, plan.transfer()) {
             (_, Transfer::ToHost(len)) => stats.read_bytes.add(len.into()),
             (IoPlan::Bio(_), Transfer::FromHost(len)) => stats.written_bytes.add(len.into()),

@@ -203,6 +203,13 @@ impl SubsystemState {
     fn users(&self) -> impl Iterator<Item = &Arc<HostLink>> {
         self.users.iter().map(|user| &user.link)
     }
+
+    /// The commands of all queues, also of those that have returned a disk.
+    fn totals(&self) -> CommandTotals {
+        let mut totals = self.past;
+        self.users.iter().for_each(|user| totals.add(&user.stats));
+        totals
+    }
 }
 
 impl Subsystem {
@@ -213,6 +220,11 @@ impl Subsystem {
     /// The namespace in the terms of NVMe, as it is now.
     pub(crate) fn shape(&self) -> Arc<NamespaceShape> {
         Arc::clone(&self.state().shape)
+    }
+
+    /// The I/O commands for the device since it was added.
+    pub(crate) fn totals(&self) -> CommandTotals {
+        self.state().totals()
     }
 
     /// The number of changes so far.
@@ -426,8 +438,6 @@ impl Subsystem {
     /// The device as listings show it. `counts_unknown` as for [`SubsystemInfo::add_hosts`].
     fn info(&self, counts_unknown: bool) -> SubsystemInfo {
         let state = self.state();
-        let mut totals = state.past;
-        state.users.iter().for_each(|user| totals.add(&user.stats));
         let mut info = SubsystemInfo {
             name: self.name.clone(),
             nqn: self.identity.nqn.clone(),
@@ -435,7 +445,7 @@ impl Subsystem {
             controllers: 0,
             queues: 0,
             hosts: Vec::new(),
-            totals,
+            totals: state.totals(),
         };
         info.add_hosts(&state.links, counts_unknown, |_| true);
         info

@@ -476,6 +476,35 @@ fn get_features_selects_current_default_saved_and_capabilities() {
 }
 
 #[test]
+fn health_counts_what_hosts_have_read_and_written() {
+    let target = target();
+    let (mut admin, mut io) = queues(&target, PLAIN, 0);
+    // Units of 1,000 sectors read and written, commands that have read and that have written.
+    let counts = |admin: &mut Initiator| {
+        let page = admin.read(with(admin_command(2, 2 | 127 << 16, 0), 1, 0xffff_ffff), 512).data;
+        [32, 48, 64, 80].map(|at| u128::from_le_bytes(page[at..at + 16].try_into().unwrap()))
+    };
+    assert_eq!(counts(&mut admin), [0; 4]);
+    let data = pattern(8192, 1);
+    assert_eq!(io.execute(command(WRITE, 0, 16), &data).status, 0);
+    assert_eq!(counts(&mut admin), [0, 1, 0, 1]);
+    assert_eq!(io.read(command(READ, 0, 16), 8192).data, data);
+    assert_eq!(io.execute(command(COMPARE, 0, 16), &data).status, 0);
+    assert_eq!(io.execute(command(VERIFY, 0, 968), &[]).status, 0);
+    assert_eq!(counts(&mut admin), [1, 1, 3, 1]);
+    assert_eq!(io.read(command(READ, 0, 1), 512).status, 0);
+    assert_eq!(io.read(command(READ, 1 << 40, 1), 512).status, 0x4080);
+    assert_eq!(io.execute(command(WRITE_ZEROES, 0, 16), &[]).status, 0);
+    assert_eq!(io.write(command(WRITE, 0, 2048), &pattern(1 << 20, 2)).status, 0);
+    assert_eq!(counts(&mut admin), [2, 3, 4, 2]);
+    // A report of zones reads no data; an append writes some.
+    let (mut admin, mut io) = queues(&target, ZONED, 0);
+    assert_eq!(report(&mut io, 0, 0, false).0, 8);
+    assert_eq!(io.execute(command(APPEND, 0, 1), &pattern(4096, 1)).status, 0);
+    assert_eq!(counts(&mut admin), [0, 1, 0, 1]);
+}
+
+#[test]
 fn commands_that_do_not_exist_are_refused_and_skipped() {
     let target = target();
     let (mut admin, mut io) = queues(&target, PLAIN, 0);
