@@ -582,6 +582,68 @@ pub(crate) mod tests {
         }
     }
 
+    /// Changes, cuts or lengthens a message, or makes another one of it.
+    fn damaged(mut message: Vec<u8>, random: &mut fastrand::Rng) -> Vec<u8> {
+        match random.u8(0..4) {
+            0 if !message.is_empty() => {
+                let at = random.usize(..message.len().min(24));
+                message[at] ^= 1 << random.u8(0..8);
+            }
+            1 => message.truncate(random.usize(..=message.len())),
+            2 => message.resize(message.len() + random.usize(1..200), random.u8(..)),
+            _ => {
+                let len = random.usize(..300);
+                message = std::iter::repeat_with(|| random.u8(..)).take(len).collect();
+                let kinds = [[0, 0], [0, 0xf0], [1, 2], [1, 4], [1, 3]];
+                message.splice(..message.len().min(2), kinds[random.usize(..5)]);
+            }
+        }
+        message
+    }
+
+    /// A host that follows the protocol for the most part, and otherwise sends anything, or asks
+    /// for messages, at any time. Returns whether it has authenticated.
+    fn authenticates_by_chance(secret: &str, random: &mut fastrand::Rng) -> bool {
+        let (mut queue, mut challenge, mut step) = (queue(), vec![0; 64], 0);
+        let group = u8::from(random.u8(..) == 0);
+        while !queue.has_ended() && !queue.is_authenticated() && step < 20 {
+            assert!(queue.deadline().is_some(), "the host has to end what it has begun");
+            let expected = if random.u8(0..8) > 0 { step % 4 } else { random.u8(0..8) };
+            step += 1;
+            if expected % 2 == 1 {
+                let len = if random.u8(0..8) > 0 { 4096 } else { random.u32(..400) };
+                match queue.receive(len) {
+                    Ok((message, _)) if message.len() >= 64 => challenge = message,
+                    Ok(_) | Err(_) => {}
+                }
+                continue;
+            }
+            let message = match expected {
+                0 => negotiate(&[1], &[group]),
+                2 => reply(&challenge, secret, random.u8(0..8) == 0),
+                4 => vec![1, 4, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                _ => vec![0, 0xf0, 0, 0, 5, 0, 1, 1],
+            };
+            let is_damaged = random.u8(0..8) == 0;
+            queue.take(&if is_damaged { damaged(message, random) } else { message });
+        }
+        queue.is_authenticated()
+    }
+
+    /// The host with the secret shows that the messages get as far as to a success.
+    #[test]
+    fn no_messages_authenticate_a_host_without_the_secret() {
+        const HOSTS: u64 = 5000;
+        let other = SECRET.replace(":01:", ":00:");
+        let count = |secret: &str| {
+            let by_chance =
+                |seed: &u64| authenticates_by_chance(secret, &mut fastrand::Rng::with_seed(*seed));
+            (0..HOSTS).filter(by_chance).count()
+        };
+        assert_eq!(count(&other), 0);
+        assert!(count(SECRET) > 100, "{}", count(SECRET));
+    }
+
     #[test]
     fn a_message_stays_until_the_host_has_room_for_it() {
         let mut queue = queue();

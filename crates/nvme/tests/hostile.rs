@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
 
-/// A hostile connection, or the two of a controller that stalls.
+/// A hostile connection, or the two of a controller that stalls; none if the target has ended it.
 fn hostile(target: &Target, kind: usize) -> Vec<Initiator> {
     let stalled = |bytes: &[u8]| {
         let mut io = target.idle(0);
@@ -26,6 +26,11 @@ fn hostile(target: &Target, kind: usize) -> Vec<Initiator> {
         raw.stream.write_all(bytes).unwrap();
         vec![raw]
     };
+    let refused = |mut connections: Vec<Initiator>| {
+        assert_eq!(connections[0].receive().unwrap().kind, 3, "a C2HTermReq");
+        connections[0].ends();
+        Vec::new()
+    };
     // Few hosts keep a megabyte of answers in the kernel.
     match if kind % 64 == 7 { 7 } else { kind % 7 } {
         // Stalled: nothing, or an ICReq and nothing else.
@@ -35,9 +40,9 @@ fn hostile(target: &Target, kind: usize) -> Vec<Initiator> {
         2 => raw(&[0, 0, 128, 0, 128]),
         3 => stalled(&[4, 0, 72, 72, 72, 32, 0, 0, 1]),
         // Lengths that lie.
-        4 => stalled(&[6, 0, 24, 24, 255, 255, 255, 255]),
+        4 => refused(stalled(&[6, 0, 24, 24, 255, 255, 255, 255])),
         // A wrong order.
-        5 => raw(&[4, 0, 72, 0, 72, 0, 0, 0]),
+        5 => refused(raw(&[4, 0, 72, 0, 72, 0, 0, 0])),
         // Data that never end, and answers that are not read.
         kind => {
             let (admin, controller) = target.admin(PLAIN, 0);
@@ -102,6 +107,12 @@ fn a_thousand_hostile_connections_leave_a_good_host_alone() {
             round += 1;
         }
         // All commands of the good host complete while the others are there.
+        let are_there = || target.server.connections().len() == 2 + connections.len();
+        let has_come = (0..1000).any(|round| {
+            exchange(&mut good, round..round + 1);
+            are_there()
+        });
+        assert!(has_come, "{} of {}", target.server.connections().len(), 2 + connections.len());
         timed(&mut good, "among 1,000 hostile connections");
         drop(connections);
         while target.server.connections().len() > 2 {
