@@ -248,8 +248,10 @@ impl StatusCode {
         self == StatusCode::OK
     }
 
-    /// The completion status of a bio. Linux maps each back to the same `blk_status_t`, except
-    /// those for which NVMe has no code; these become `IOERR`.
+    /// The completion status of a bio. Linux makes a `blk_status_t` of it again: the same one,
+    /// except that `INVAL` becomes `NOTSUPP`; `RESOURCE`, `AGAIN` and `DEV_RESOURCE` become
+    /// `TARGET` when the host has retried often enough; and those for which NVMe has no code become
+    /// `IOERR`.
     pub fn of(status: Status, op: Op) -> StatusCode {
         match status {
             Status::Ok => StatusCode::OK,

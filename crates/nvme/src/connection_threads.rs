@@ -22,8 +22,8 @@
 //! A call of a device may take long, and then the other connections of the thread wait for it: the
 //! device executes commands within `submit` (a file without io_uring), asks the kernel for zones or
 //! changes them there (a zoned block device, also with io_uring), or reads its map (a volume); and
-//! each opens a channel, and closes it, within the call. docs/nvme.md has the list. A target that
-//! has at least as many threads as connections gives each a thread of its own.
+//! each opens a channel, and closes it, within the call. docs/nvme-internals.md has the list. A
+//! target that has at least as many threads as connections gives each a thread of its own.
 //!
 //! Control plane: the locks are taken when a connection begins or ends.
 #![allow(clippy::disallowed_types)] // Control plane only, as said above.

@@ -116,7 +116,7 @@ fn hosts_make_progress_beside_one_that_stalls_one_that_floods_and_one_that_authe
     let (_admins, mut queues) = connect(&target, CONNECTIONS);
     assert_eq!(target.server.connections().len(), CONNECTIONS);
     let resting = (resident() - before) / CONNECTIONS as u64;
-    // What docs/nvme.md says, with the initiator's part.
+    // What docs/nvme-internals.md says, with the initiator's part.
     assert!(resting < 200 << 10, "{resting} bytes for each connection");
     // One host that reads no answer.
     let (_admin, controller) = target.admin(PLAIN, 0);
