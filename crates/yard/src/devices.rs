@@ -106,11 +106,18 @@ struct Suspended<'d> {
 struct Reserved<'d> {
     devices: &'d Devices,
     name: String,
+    what: ReservedFor,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.devices.table().reserved.retain(|(name, _)| *name != self.name);
+        // Another request may have reserved the name since, if this one has put the device in the
+        // table.
+        let own = |(name, what): &(String, ReservedFor)| *name == self.name && *what == self.what;
+        let mut table = self.devices.table();
+        if let Some(index) = table.reserved.iter().position(own) {
+            table.reserved.swap_remove(index);
+        }
     }
 }
 
@@ -411,6 +418,17 @@ impl Devices {
         }
     }
 
+    /// Reserves a name in the locked table.
+    fn note_reserved(
+        &self,
+        table: &mut DeviceTable,
+        name: &str,
+        what: ReservedFor,
+    ) -> Reserved<'_> {
+        table.reserved.push((name.to_owned(), what));
+        Reserved { devices: self, name: name.to_owned(), what }
+    }
+
     /// Reserves the name of a device that is to be opened, and room in the list.
     fn reserve(&self, name: &str) -> Result<Reserved<'_>, YardError> {
         let reserved = {
@@ -422,8 +440,7 @@ impl Devices {
             if table.entries.len() + table.reserved.len() >= DEVICES_MAX {
                 return Err(YardError::Full { max: DEVICES_MAX });
             }
-            table.reserved.push((name.to_owned(), ReservedFor::Open));
-            Reserved { devices: self, name: name.to_owned() }
+            self.note_reserved(&mut table, name, ReservedFor::Open)
         };
         // A device of this name is gone and its block device is not: a file system on that one must
         // not get the data of the next device of the name.
@@ -450,8 +467,8 @@ impl Devices {
             let mut table = self.table();
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(name))?;
-            table.reserved.push((name.to_owned(), ReservedFor::Remove));
-            (Reserved { devices: self, name: name.to_owned() }, table.entries.remove(index))
+            let reserved = self.note_reserved(&mut table, name, ReservedFor::Remove);
+            (reserved, table.entries.remove(index))
         };
         // Outside the lock: it waits for clients. All waits share the time.
         let deadline = Instant::now() + drain;
@@ -462,6 +479,10 @@ impl Devices {
             std::thread::sleep(CLOSE_POLL_INTERVAL);
         }
         self.vhost.remove(name, left());
+        if self.ublk.find(name).is_some() {
+            // The kernel may wait without a limit for the end of the block device.
+            entry.flush_at_end();
+        }
         let unserved = self.ublk.remove(name);
         let exported = self.exports.remove(name, left());
         self.remove_subsystem(name, left());
@@ -510,9 +531,8 @@ impl Devices {
             table.check_open()?;
             let index = table.entries.iter().position(|entry| entry.spec.name() == name);
             let index = index.ok_or_else(|| table.unknown(&name))?;
-            table.reserved.push((name.clone(), ReservedFor::Reopen));
-            let entry = table.entries.remove(index);
-            (index, entry, Reserved { devices: self, name: name.clone() })
+            let reserved = self.note_reserved(&mut table, &name, ReservedFor::Reopen);
+            (index, table.entries.remove(index), reserved)
         };
         let suspended = match self.withdraw(&entry, grows) {
             Ok(suspended) => suspended,

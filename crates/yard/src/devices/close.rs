@@ -46,16 +46,7 @@ impl Devices {
 
     fn close_within(self: &Arc<Devices>, drain: Duration, limits: EndLimits) {
         self.table().is_ending = true;
-        let mut end = YardEnd {
-            devices: Arc::clone(self),
-            drain,
-            limits,
-            begun: Instant::now(),
-            removal_begun: None,
-            is_told: false,
-            tried: Vec::new(),
-            closing: Closing::default(),
-        };
+        let mut end = YardEnd::new(Arc::clone(self), drain, limits);
         while end.go_on() {}
         end.flush_rest();
         self.ublk.leave();
@@ -77,26 +68,43 @@ struct YardEnd {
     begun: Instant,
     /// When the removal of block devices has begun.
     removal_begun: Option<Instant>,
-    /// Whether the log has named the devices whose block devices are not removed in time.
-    is_told: bool,
     /// The devices whose closing has begun.
     tried: Vec<String>,
+    /// The block devices whose removal has begun, and when.
+    removed: Vec<(String, Instant)>,
+    /// The devices of which the log says that their block devices are not removed in time.
+    told: Vec<String>,
     closing: Closing<YardError>,
 }
 
 impl YardEnd {
+    fn new(devices: Arc<Devices>, drain: Duration, limits: EndLimits) -> YardEnd {
+        YardEnd {
+            devices,
+            drain,
+            limits,
+            begun: Instant::now(),
+            removal_begun: None,
+            tried: Vec::new(),
+            removed: Vec::new(),
+            told: Vec::new(),
+            closing: Closing::default(),
+        }
+    }
+
     /// Begins what can begin, and waits a little; `false` if there is nothing to wait for.
     fn go_on(&mut self) -> bool {
-        let (mut names, reserved) = {
+        let (names, reserved) = {
             let table = self.devices.table();
             let names = table.entries.iter().map(|entry| entry.spec.name().to_owned());
             (names.collect::<Vec<_>>(), table.reserved.clone())
         };
-        names.retain(|name| !self.tried.contains(name));
         let block_devices: Vec<_> = self.devices.ublk.list().into_iter().map(|it| it.0).collect();
-        let is_block_device = |name: &String| block_devices.contains(name);
-        let (blocks, others): (Vec<_>, Vec<_>) = names.into_iter().partition(is_block_device);
-        others.into_iter().for_each(|name| self.close(name));
+        for name in names {
+            if !block_devices.contains(&name) && !self.tried.contains(&name) {
+                self.close(name);
+            }
+        }
         let is_late = self.begun.elapsed() >= self.limits.close;
         if self.removal_begun.is_none()
             && (is_late || self.closing.left.is_empty() && reserved.is_empty())
@@ -108,22 +116,16 @@ impl YardEnd {
             }
         }
         if self.removal_begun.is_some() {
-            blocks.into_iter().for_each(|name| self.remove(name));
-        }
-        let is_over = self.removal_begun.is_some_and(|it| it.elapsed() >= self.limits.removal);
-        // The kernel has no limit.
-        let hangs = |name: &String| is_over && is_block_device(name);
-        if is_over && !self.is_told {
-            let removed = reserved.iter().filter(|(_, what)| *what == ReservedFor::Remove);
-            let all = self.closing.left.iter().chain(removed.map(|(name, _)| name));
-            for device in all.filter(|name| hangs(name)) {
-                tracing::error!(
-                    device,
-                    "not closed: it does not complete the requests of its block device"
-                );
+            // Also one whose device is not in the table: the kernel has refused to remove it.
+            for name in &block_devices {
+                let is_reserved = reserved.iter().any(|(reserved, _)| reserved == name);
+                if !is_reserved && !self.tried.contains(name) {
+                    self.remove(name.clone());
+                }
             }
-            self.is_told = true;
         }
+        self.tell_of_hung(&block_devices, &reserved);
+        let hangs = |name: &String| self.hangs(name, &block_devices);
         let is_waited_for = |(name, what): &(String, ReservedFor)| match what {
             ReservedFor::Open => !is_late,
             ReservedFor::Reopen => true,
@@ -142,6 +144,30 @@ impl YardEnd {
         true
     }
 
+    /// Whether the kernel does not remove a block device in time; it has no limit.
+    fn hangs(&self, name: &String, block_devices: &[String]) -> bool {
+        let removed = self.removed.iter().find(|(removed, _)| removed == name);
+        // One that a request removes has its time from the beginning of the removal of all.
+        let begun = removed.map(|(_, begun)| *begun).or(self.removal_begun);
+        block_devices.contains(name)
+            && begun.is_some_and(|begun| begun.elapsed() >= self.limits.removal)
+    }
+
+    /// Logs the names of devices whose block devices are not removed in time, once.
+    fn tell_of_hung(&mut self, block_devices: &[String], reserved: &[(String, ReservedFor)]) {
+        let removed = reserved.iter().filter(|(_, what)| *what == ReservedFor::Remove);
+        let all = self.closing.left.iter().chain(removed.map(|(name, _)| name));
+        let is_new = |name: &&String| self.hangs(name, block_devices) && !self.told.contains(name);
+        let hung: Vec<_> = all.filter(is_new).cloned().collect();
+        for device in hung {
+            tracing::error!(
+                device,
+                "not closed: it does not complete the requests of its block device"
+            );
+            self.told.push(device);
+        }
+    }
+
     /// Closes a device that is no block device.
     fn close(&mut self, name: String) {
         let (devices, drain) = (Arc::clone(&self.devices), self.drain);
@@ -157,6 +183,7 @@ impl YardEnd {
     fn remove(&mut self, name: String) {
         let (devices, drain) = (Arc::clone(&self.devices), self.drain);
         self.tried.push(name.clone());
+        self.removed.push((name.clone(), Instant::now()));
         self.closing.start(name, move |name| {
             devices.ublk.remove(name)?;
             devices.close(name, drain)
@@ -168,10 +195,13 @@ impl YardEnd {
         let mut flushing = Closing::default();
         for entry in self.devices.list() {
             let name = entry.spec.name().to_owned();
-            flushing.start(name, move |_| {
+            let flush = move |_: &str| {
                 entry.flush_at_end();
                 Ok::<_, YardError>(())
-            });
+            };
+            if flushing.start(name.clone(), flush).is_some() {
+                tracing::error!(device = name, "not flushed: completed writes may be lost");
+            }
         }
         flushing.wait(Some(Instant::now() + self.limits.flush));
         for device in flushing.left {
@@ -280,6 +310,9 @@ mod tests {
     use crate::{stack, uri};
 
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    const NO_TIME: EndLimits =
+        EndLimits { close: Duration::ZERO, removal: Duration::ZERO, flush: Duration::ZERO };
 
     /// The bug: the block device of a device that hung was waited for without a limit, and the
     /// devices after it were not closed.
@@ -390,8 +423,7 @@ mod tests {
     fn request_that_opens_a_device_has_a_limit() {
         let devices = Devices::new();
         let reserved = devices.reserve("a").unwrap();
-        let none = Duration::ZERO;
-        devices.close_within(none, EndLimits { close: none, removal: none, flush: none });
+        devices.close_within(Duration::ZERO, NO_TIME);
         drop(reserved);
         assert!(matches!(devices.reserve("a").map(drop), Err(YardError::Ending)));
     }
@@ -419,7 +451,7 @@ mod tests {
         begun.wait();
         let closing = thread::spawn({
             let devices = Arc::clone(&devices);
-            move || devices.close_all(PATIENCE)
+            move || devices.close_within(PATIENCE, NO_TIME)
         });
         while !devices.list().is_empty() {
             thread::yield_now();
@@ -430,5 +462,17 @@ mod tests {
         reopening.join().unwrap().unwrap();
         closing.join().unwrap();
         assert!(devices.list().is_empty() && devices.exports().list().is_empty());
+    }
+
+    /// As those whose block devices the kernel does not remove.
+    #[test]
+    fn devices_that_stay_in_the_table_are_flushed() {
+        let devices = Devices::new();
+        let place = TempDir::new(&std::env::temp_dir(), "blockyard-close-rest");
+        add_lossy(&devices, &place, "a");
+        let limits = EndLimits { flush: PATIENCE, ..NO_TIME };
+        YardEnd::new(Arc::clone(&devices), Duration::ZERO, limits).flush_rest();
+        let entry = devices.find("a").unwrap();
+        assert_eq!(entry.latched_by(), Some("a write or a sync of its files"), "the flush failed");
     }
 }

@@ -121,8 +121,8 @@ impl Devices {
         }
         let entry = table.entries.remove(0);
         let name = entry.spec.name().to_owned();
-        table.reserved.push((name.clone(), ReservedFor::Reopen));
-        Some((entry, Reserved { devices: self, name }))
+        let reserved = self.note_reserved(&mut table, &name, ReservedFor::Reopen);
+        Some((entry, reserved))
     }
 
     /// Takes a device away from the exporters, none of which may have a client of it. If this
