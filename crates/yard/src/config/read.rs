@@ -325,6 +325,11 @@ impl ConfigReader<'_> {
                 DeValue::Array(items) => items.iter().collect(),
                 _ => vec![value],
             };
+            if clients.is_empty() {
+                // It would be no list at all, and a device without a list is for all.
+                let help = "expected at least one client".to_owned();
+                self.error(value.span(), "invalid allow `[]`".to_owned(), Some(help));
+            }
             for item in clients {
                 let Some(client) = self.string("allow", item) else { continue };
                 if let Err(what) = allow(device.get_ref(), client) {
@@ -1146,6 +1151,10 @@ mod tests {
                 "[nvme.allow]\nn0 = [\"nqn.a\", \"alice\"]\n",
                 "line 2, column 16: invalid allow `alice`: expected the NQN of a host, which \
                  begins with `nqn.`, has no spaces and at most 223 bytes",
+            ),
+            (
+                "[nvme.allow]\nn0 = []\n",
+                "line 2, column 6: invalid allow `[]`: expected at least one client",
             ),
             (
                 "[nvme]\nsecrets = \"/s\"\nhashes = [\"sha1\"]\n",
