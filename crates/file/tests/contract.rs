@@ -134,3 +134,12 @@ fn blocking_calls_on_a_block_device() {
         contract::run(&contract::Subject::plain("loop device, blocking calls", true, make));
     }
 }
+
+#[test]
+fn blocking_calls_on_a_block_device_with_the_page_cache() {
+    if is_root() {
+        let make = loop_maker("loop-blocking-cached", Direct::Off, IoEngine::Blocking, 512);
+        let name = "loop device, blocking calls, page cache";
+        contract::run(&contract::Subject::plain(name, true, make));
+    }
+}
