@@ -190,8 +190,9 @@ impl Controller {
     /// Notes that the host has sent something.
     pub(crate) fn note_heard(&self, now: Instant) {
         let since = now.saturating_duration_since(self.opened);
-        // Relaxed: a time stamp that publishes no other data.
-        self.heard_ms.store(since.as_millis() as u64, Ordering::Relaxed);
+        // Relaxed: a time stamp that publishes no other data. Another queue, on another thread, may
+        // have stored a later one.
+        self.heard_ms.fetch_max(since.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// The time until which the host has to send something.

@@ -22,7 +22,7 @@ pub(crate) struct CommandStats {
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
     pub(crate) errors: Counter,
-    /// For a namespace: commands that have read its data, and the sectors.
+    /// For a namespace: Read and Compare commands, and the sectors of these and of Verify.
     pub(crate) reads: Counter,
     pub(crate) read_sectors: Counter,
     /// For a namespace: commands that have written data of the host.
@@ -41,9 +41,9 @@ pub struct CommandTotals {
     pub written_bytes: u64,
     /// Commands completed with an error.
     pub errors: u64,
-    /// Commands that have read data of the namespace, also to compare or verify them.
+    /// Read and Compare commands that have completed without an error.
     pub reads: u64,
-    /// The sectors that these commands have read.
+    /// The sectors that these commands, and Verify, have read.
     pub read_sectors: u64,
     /// Commands that have written data of the host.
     pub writes: u64,

@@ -83,8 +83,8 @@ impl LogRequest {
 /// The most namespaces in the list of changed ones.
 const CHANGED_MAX: usize = 1024;
 
-/// A page of an I/O controller but [`health`]. `changed` are the namespaces, in order, that have changed since the
-/// host last read of them.
+/// A page of an I/O controller but [`health`]. `changed` are the namespaces, in order, that have
+/// changed since the host last read of them.
 ///
 /// # Errors
 /// If there is no such page.

@@ -295,7 +295,8 @@ impl NamespaceQueue {
         let stats = &self.namespace.stats;
         match plan {
             IoPlan::Bio(bio) | IoPlan::Compare(bio) | IoPlan::Verify(bio) if bio.op == Op::Read => {
-                stats.reads.add(1);
+                // A Verify returns no data: SMART counts its sectors, and not the command.
+                stats.reads.add(u64::from(!matches!(plan, IoPlan::Verify(_))));
                 stats.read_sectors.add(bio.sectors);
             }
             IoPlan::Bio(bio) if bio.op.has_data() => stats.writes.add(1),
