@@ -41,7 +41,10 @@ const WORD: usize = 64;
 
 /// Submit rings for values that are plain data.
 pub struct SubmitRings<T> {
-    rings: Box<[ChannelRing<T>]>,
+    rings: Box<[ChannelRing]>,
+    places: AllPlaces<T>,
+    /// Places of one ring.
+    ring_len: usize,
     /// A bit for each ring that a dispatcher has to look at.
     occupied: Box<[Padded<AtomicU64>]>,
     /// Number of rings with one owner each, which come first.
@@ -63,31 +66,30 @@ struct FreeRings {
     next_shared: usize,
 }
 
-struct ChannelRing<T> {
+struct ChannelRing {
     /// The number of the next value to take; the dispatcher writes it.
     head: Padded<AtomicU32>,
     /// The number of the next value to come; the submitter writes it.
     tail: Padded<AtomicU32>,
-    places: Box<[SyncCell<MaybeUninit<T>>]>,
     /// Taken to publish in a shared ring.
     turn: SleepLock<(), { ranks::SUBMIT_RING }>,
 }
 
+/// The places of all rings, one ring after the other, in one allocation: those of rings that are
+/// not used take no physical memory.
+struct AllPlaces<T>(Box<[SyncCell<MaybeUninit<T>>]>);
+
 // SAFETY: the submitter of the ring writes a place and the dispatcher reads it, one thread each at
 // a time; head and tail order the two.
-unsafe impl<T: Send> Sync for ChannelRing<T> {}
+unsafe impl<T: Send> Sync for AllPlaces<T> {}
 
-impl<T: Copy> ChannelRing<T> {
-    fn new(values: usize) -> ChannelRing<T> {
-        let count = values.max(1).next_power_of_two();
-        ChannelRing {
-            head: Padded(AtomicU32::new(0)),
-            tail: Padded(AtomicU32::new(0)),
-            places: (0..count).map(|_| SyncCell::new(MaybeUninit::uninit())).collect(),
-            turn: SleepLock::new(()),
-        }
-    }
+/// A ring with its places.
+struct RingPlaces<'a, T> {
+    ring: &'a ChannelRing,
+    places: &'a [SyncCell<MaybeUninit<T>>],
+}
 
+impl<T: Copy> RingPlaces<'_, T> {
     #[inline]
     fn place(&self, number: u32) -> &SyncCell<MaybeUninit<T>> {
         &self.places[number as usize & (self.places.len() - 1)]
@@ -98,9 +100,9 @@ impl<T: Copy> ChannelRing<T> {
     #[inline]
     fn room(&self) -> usize {
         // Acquire: pairs with the Release in `drain`, so that the old values have been read.
-        let head = self.head.load(Ordering::Acquire);
+        let head = self.ring.head.load(Ordering::Acquire);
         // Relaxed: this thread wrote it, or it was written under the lock of the ring.
-        let tail = self.tail.load(Ordering::Relaxed);
+        let tail = self.ring.tail.load(Ordering::Relaxed);
         self.places.len().saturating_sub(tail.wrapping_sub(head) as usize)
     }
 
@@ -111,14 +113,14 @@ impl<T: Copy> ChannelRing<T> {
     #[inline]
     unsafe fn publish(&self, values: &[T]) -> usize {
         let count = self.room().min(values.len());
-        let tail = self.tail.load(Ordering::Relaxed);
+        let tail = self.ring.tail.load(Ordering::Relaxed);
         for (index, value) in values[..count].iter().enumerate() {
             let place = self.place(tail.wrapping_add(index as u32));
             // SAFETY: the place lies after the tail, where no thread reads, and is free.
             unsafe { place.with_mut(|it| *it = MaybeUninit::new(*value)) };
         }
         // Release: pairs with the Acquire in `drain`.
-        self.tail.store(tail.wrapping_add(count as u32), Ordering::Release);
+        self.ring.tail.store(tail.wrapping_add(count as u32), Ordering::Release);
         count
     }
 
@@ -129,9 +131,9 @@ impl<T: Copy> ChannelRing<T> {
     #[inline]
     unsafe fn drain(&self, most: usize, out: &mut Vec<T>) -> bool {
         // Relaxed: the previous dispatcher has released the combining lock, which orders the two.
-        let head = self.head.load(Ordering::Relaxed);
+        let head = self.ring.head.load(Ordering::Relaxed);
         // Acquire: pairs with the Release in `publish`.
-        let len = self.tail.load(Ordering::Acquire).wrapping_sub(head) as usize;
+        let len = self.ring.tail.load(Ordering::Acquire).wrapping_sub(head) as usize;
         let count = len.min(most);
         for index in 0..count {
             let place = self.place(head.wrapping_add(index as u32));
@@ -139,14 +141,14 @@ impl<T: Copy> ChannelRing<T> {
             out.push(unsafe { place.with_mut(|it| it.assume_init_read()) });
         }
         // Release: pairs with the Acquire in `room`.
-        self.head.store(head.wrapping_add(count as u32), Ordering::Release);
+        self.ring.head.store(head.wrapping_add(count as u32), Ordering::Release);
         count == len
     }
 
     #[inline]
     fn len(&self) -> usize {
-        let head = self.head.load(Ordering::Relaxed);
-        self.tail.load(Ordering::Acquire).wrapping_sub(head) as usize
+        let head = self.ring.head.load(Ordering::Relaxed);
+        self.ring.tail.load(Ordering::Acquire).wrapping_sub(head) as usize
     }
 }
 
@@ -155,8 +157,16 @@ impl<T: Copy + Send> SubmitRings<T> {
     pub fn new(lanes: usize, values: usize) -> Arc<SubmitRings<T>> {
         let lanes = lanes.max(2);
         let owned = lanes - (lanes / SHARED_PART).max(1);
+        let ring = |_| ChannelRing {
+            head: Padded(AtomicU32::new(0)),
+            tail: Padded(AtomicU32::new(0)),
+            turn: SleepLock::new(()),
+        };
+        let ring_len = values.max(1).next_power_of_two();
         Arc::new(SubmitRings {
-            rings: (0..lanes).map(|_| ChannelRing::new(values)).collect(),
+            rings: (0..lanes).map(ring).collect(),
+            places: AllPlaces(SyncCell::uninit_slice(lanes * ring_len)),
+            ring_len,
             occupied: (0..lanes.div_ceil(WORD)).map(|_| Padded(AtomicU64::new(0))).collect(),
             owned,
             unassigned: Mutex::new(FreeRings { free: (0..owned).rev().collect(), next_shared: 0 }),
@@ -164,6 +174,13 @@ impl<T: Copy + Send> SubmitRings<T> {
             held_back: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
         })
+    }
+
+    /// A ring with its places.
+    #[inline]
+    fn ring(&self, number: usize) -> RingPlaces<'_, T> {
+        let places = &self.places.0[number * self.ring_len..][..self.ring_len];
+        RingPlaces { ring: &self.rings[number], places }
     }
 
     /// A ring for one more submitter: its own, or a shared one.
@@ -270,7 +287,7 @@ impl<T: Copy + Send> SubmitRings<T> {
             let bit = bits.trailing_zeros() as usize;
             bits &= bits - 1;
             let lane = index * WORD + bit;
-            let ring = &self.rings[lane];
+            let ring = self.ring(lane);
             let is_room = out.len() < end;
             let most = if ring.len() < at_least { 0 } else { end - out.len() };
             // SAFETY: by this function's contract.
@@ -297,8 +314,8 @@ pub struct SubmitRing<T: Copy + Send> {
 
 impl<T: Copy + Send> SubmitRing<T> {
     #[inline]
-    fn ring(&self) -> &ChannelRing<T> {
-        &self.lanes.rings[self.number]
+    fn ring(&self) -> RingPlaces<'_, T> {
+        self.lanes.ring(self.number)
     }
 
     /// The number of the ring, which submitters that share it have in common.
@@ -326,7 +343,7 @@ impl<T: Copy + Send> SubmitRing<T> {
         let ring = self.ring();
         let count = if self.is_shared() {
             // SAFETY: this thread holds the ring's lock.
-            ring.turn.with(|()| unsafe { ring.publish(values) })
+            ring.ring.turn.with(|()| unsafe { ring.publish(values) })
         } else {
             // SAFETY: the ring has one owner, which is borrowed mutably.
             unsafe { ring.publish(values) }

@@ -1,6 +1,8 @@
 //! The only import of interior mutability: the cell of the standard library, or of loom in a model.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
+
 /// A value that a primitive hands out under its own rule.
 #[derive(Debug, Default)]
 pub struct SyncCell<T>(Inner<T>);
@@ -43,5 +45,17 @@ impl<T> SyncCell<T> {
         #[cfg(not(loom))]
         // SAFETY: the pointer is that of a live cell, and the caller's contract excludes writers.
         return f(unsafe { &*self.0.get() });
+    }
+}
+
+impl<T> SyncCell<MaybeUninit<T>> {
+    /// Cells without values. Nothing is written to them, so in a long allocation they take no
+    /// physical memory before their first use.
+    pub fn uninit_slice(count: usize) -> Box<[SyncCell<MaybeUninit<T>>]> {
+        #[cfg(loom)]
+        return (0..count).map(|_| SyncCell::new(MaybeUninit::uninit())).collect();
+        #[cfg(not(loom))]
+        // SAFETY: a cell consists of a `MaybeUninit`, for which all bytes are valid, also none.
+        return unsafe { Box::new_uninit_slice(count).assume_init() };
     }
 }

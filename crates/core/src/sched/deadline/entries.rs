@@ -34,12 +34,17 @@ pub(super) struct Entry<T> {
     pub(super) in_line: bool,
 }
 
-/// A fixed number of entries.
+/// A fixed number of entries. Memory for all of them is allocated at once, but an entry is first
+/// written when it is first needed: a scheduler that has no requests takes no physical memory for
+/// them.
 #[derive(Clone, Debug)]
 pub(super) struct Entries<T> {
+    /// The entries that were used before.
     entries: Vec<Entry<T>>,
+    /// The first of those that are free.
     free: u32,
     free_count: usize,
+    count: usize,
 }
 
 impl<T> Entries<T> {
@@ -47,27 +52,14 @@ impl<T> Entries<T> {
     pub(super) fn new(count: usize) -> Entries<T> {
         let count = u32::try_from(count).ok().filter(|count| *count < NONE);
         let count = count.expect("a scheduler holds fewer requests than there are place numbers");
-        let kind = Kind::of(crate::bio::Op::Read, crate::bio::Prio::BestEffort);
-        let entry = |index: u32| Entry {
-            item: None,
-            sector: 0,
-            end: 0,
-            deadline: 0,
-            previous: NONE,
-            next: if index + 1 == count { NONE } else { index + 1 },
-            zone_previous: NONE,
-            zone_next: NONE,
-            kind,
-            in_line: false,
-        };
-        let free = if count == 0 { NONE } else { 0 };
-        Entries { entries: (0..count).map(entry).collect(), free, free_count: count as usize }
+        let count = count as usize;
+        Entries { entries: Vec::with_capacity(count), free: NONE, free_count: count, count }
     }
 
     /// Number of entries.
     #[inline]
     pub(super) fn count(&self) -> usize {
-        self.entries.len()
+        self.count
     }
 
     /// Number of free entries.
@@ -79,6 +71,9 @@ impl<T> Entries<T> {
     /// Puts a request into a free entry, of which there must be one. The entry is in no list yet.
     #[inline]
     pub(super) fn put(&mut self, item: T, kind: Kind, range: (u64, u64), deadline: u64) -> u32 {
+        if self.free == NONE {
+            self.add_free();
+        }
         let place = self.free;
         let entry = &mut self.entries[place as usize];
         self.free = entry.next;
@@ -87,6 +82,25 @@ impl<T> Entries<T> {
         (entry.sector, entry.end) = range;
         (entry.kind, entry.deadline) = (kind, deadline);
         place
+    }
+
+    /// Adds an entry that was not used before to the free list, which is empty.
+    #[cold]
+    fn add_free(&mut self) {
+        assert!(self.entries.len() < self.count, "the caller has checked that an entry is free");
+        self.free = self.entries.len() as u32;
+        self.entries.push(Entry {
+            item: None,
+            sector: 0,
+            end: 0,
+            deadline: 0,
+            previous: NONE,
+            next: NONE,
+            zone_previous: NONE,
+            zone_next: NONE,
+            kind: Kind::of(crate::bio::Op::Read, crate::bio::Prio::BestEffort),
+            in_line: false,
+        });
     }
 
     /// Removes the request from an entry and frees the entry, which must be in no list.

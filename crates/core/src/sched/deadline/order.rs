@@ -101,11 +101,15 @@ impl Leaf {
     }
 }
 
-/// The pool of leaves for all orders.
+/// The pool of leaves for all orders. Memory for all leaves is allocated at once, but a leaf is
+/// first written when it is first needed.
 #[derive(Clone, Debug)]
 pub(super) struct Leaves {
+    /// The leaves that were used before.
     leaves: Vec<Leaf>,
+    /// Those of them that are free.
     free: Vec<u32>,
+    count: usize,
 }
 
 impl Leaves {
@@ -113,8 +117,7 @@ impl Leaves {
     pub(super) fn new(keys: usize, orders: usize) -> Leaves {
         // By the invariant an order of n keys has at most 2 n / (JOIN + 1) + 1 leaves.
         let count = keys * 2 / (JOIN + 1) + orders;
-        let free = (0..count as u32).rev().collect();
-        Leaves { leaves: vec![Leaf::EMPTY; count], free }
+        Leaves { leaves: Vec::with_capacity(count), free: Vec::with_capacity(count), count }
     }
 
     #[inline]
@@ -129,7 +132,11 @@ impl Leaves {
 
     /// Takes an empty leaf from the pool.
     fn take(&mut self) -> u32 {
-        self.free.pop().expect("the invariant bounds the leaves")
+        self.free.pop().unwrap_or_else(|| {
+            assert!(self.leaves.len() < self.count, "the invariant bounds the leaves");
+            self.leaves.push(Leaf::EMPTY);
+            self.leaves.len() as u32 - 1
+        })
     }
 
     /// Moves the keys of one leaf, starting at `from`, to the end of another leaf.
