@@ -27,7 +27,7 @@ impl BlockingQueue {
         Ok(BlockingQueue {
             file: shared.backing.reopen()?,
             is_latched: RcuReader::new(&shared.is_latched),
-            bounces: Bounces::new(shared.backing.memory_align),
+            bounces: Bounces::new(shared.backing.memory_align)?,
             shared,
         })
     }

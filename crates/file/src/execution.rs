@@ -13,10 +13,12 @@
 //! and blocking, drive this state machine.
 #![allow(unsafe_code)] // Copies between the request's memory and a bounce buffer.
 
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use blockyard_core::{Flags, Op, Region, SECTOR_SHIFT, Segment, Started, Status};
+use blockyard_os::map_region;
 use rustix::fs::FallocateFlags;
 
 use crate::backing::Shared;
@@ -100,10 +102,12 @@ pub(crate) struct Bounces {
 }
 
 impl Bounces {
-    pub(crate) fn new(align: usize) -> Bounces {
+    /// The memory is mapped, and taken from the system when a request first needs it.
+    pub(crate) fn new(align: usize) -> io::Result<Bounces> {
         let count = if align > 1 { BOUNCE_COUNT } else { 0 };
-        let memory = (count > 0).then(|| Region::alloc(usize::from(count) * BOUNCE_BYTES));
-        Bounces { memory, free: (0..count).rev().collect(), align }
+        let bytes = usize::from(count) * BOUNCE_BYTES;
+        let memory = (count > 0).then(|| map_region(bytes)).transpose()?;
+        Ok(Bounces { memory, free: (0..count).rev().collect(), align })
     }
 
     fn address(&self, number: u16) -> NonNull<u8> {
@@ -350,7 +354,7 @@ mod tests {
 
     impl DeviceQueue for ShortQueue {
         fn start(&mut self, _: Nanos, batch: &mut Batch, done: &mut CompletionBatch) {
-            let mut bounces = Bounces::new(1);
+            let mut bounces = Bounces::new(1).unwrap();
             while let Some(started) = batch.next() {
                 let mut execution = Execution::new(started, &mut bounces).unwrap();
                 let next = execution.ended(0, &bounces);

@@ -118,7 +118,7 @@ impl RingQueue {
             _file: file,
             ring,
             is_latched: RcuReader::new(&shared.is_latched),
-            bounces: Bounces::new(shared.backing.memory_align),
+            bounces: Bounces::new(shared.backing.memory_align)?,
             slots: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH).rev().collect(),
             pushed: 0,
