@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The system's allocator, with a count of the allocations of each thread. A test installs it as
-/// its `#[global_allocator]`.
+/// The system's allocator, with a count of the allocations of each thread, and of the allocated
+/// bytes. A test installs it as its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -38,6 +38,9 @@ static MADE_BY_THREAD: [ThreadCount; THREADS_MAX] =
 
 static MADE_BY_ALL: AtomicU64 = AtomicU64::new(0);
 
+/// Allocated bytes that were not freed.
+static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
+
 impl Counting {
     /// How many allocations all threads of the process have made so far.
     ///
@@ -49,6 +52,15 @@ impl Counting {
         // The allocation of the check is no one's.
         MADE_BY_ALL.fetch_sub(1, Ordering::SeqCst);
         before
+    }
+
+    /// The bytes that are allocated now, by all threads of the process.
+    ///
+    /// # Panics
+    /// As [`Counting::made`].
+    pub fn live_bytes() -> u64 {
+        Counting::made();
+        LIVE_BYTES.load(Ordering::SeqCst)
     }
 
     /// The threads that live, by the system's numbers: the name of each, and how many allocations
@@ -86,6 +98,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         MADE.set(MADE.get() + 1);
         MADE_BY_ALL.fetch_add(1, Ordering::Relaxed);
+        LIVE_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
         if NUMBER.get() == 0 {
             NUMBER.set(1 + THREADS.fetch_add(1, Ordering::SeqCst));
             if let Some(count) = MADE_BY_THREAD.get(NUMBER.get() - 1) {
@@ -101,6 +114,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the memory came from `System` with this layout.
         unsafe { System.dealloc(memory, layout) }
     }

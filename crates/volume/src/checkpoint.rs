@@ -415,7 +415,7 @@ impl<'a, D: SegmentStore> Pages<'a, D> {
             Some(location) => location,
             None => self.page(|bytes| bytes.copy_from_slice(&page))?,
         };
-        self.roots.put(page, location);
+        self.roots.put(&page, location);
         Ok(location)
     }
 

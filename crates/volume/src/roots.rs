@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use blockyard_store::SegmentStore;
+use blockyard_store::buffer::Buffer;
 use blockyard_volume_format::entry::{ENTRY_BYTES, Entry};
 use blockyard_volume_format::{FAN, FormatError, PAGE_BYTES};
 
@@ -32,19 +33,27 @@ pub(crate) fn of_entries(entries: &[Entry]) -> Contents {
     page
 }
 
-/// The upper pages of the last checkpoint: contents and place.
+/// The contents of a page without the zeros at its end: most roots are of short volumes and have
+/// few entries, and a pool can have very many of them.
+fn used(page: &[u8]) -> &[u8] {
+    debug_assert_eq!(page.len(), PAGE_BYTES);
+    let last = page.chunks_exact(ENTRY_BYTES).rposition(|entry| entry.iter().any(|byte| *byte > 0));
+    &page[..last.map_or(0, |last| (last + 1) * ENTRY_BYTES)]
+}
+
+/// The upper pages of the last checkpoint: contents, without the zeros at their end, and place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roots(HashMap<Contents, Entry>);
 
 impl Roots {
     /// The place of the page with these contents.
     pub(crate) fn find(&self, page: &[u8]) -> Option<Entry> {
-        self.0.get(page).copied()
+        self.0.get(used(page)).copied()
     }
 
     /// Adds a page that is on disk.
-    pub(crate) fn put(&mut self, page: Contents, location: Entry) {
-        self.0.insert(page, location);
+    pub(crate) fn put(&mut self, page: &[u8], location: Entry) {
+        self.0.insert(used(page).into(), location);
     }
 
     /// Number of pages.
@@ -70,19 +79,25 @@ impl Roots {
         before - self.0.len()
     }
 
-    /// Reads a page and adds it.
-    pub(crate) fn read<D: SegmentStore>(
-        &mut self,
-        segments: &Segments<D>,
-        location: Entry,
-    ) -> Result<Contents, VolumeError> {
+    /// Refuses an entry that cannot be the place of such a page.
+    pub(crate) fn check(location: Entry) -> Result<(), VolumeError> {
         if location.is_hole() || location.stored_bytes() as usize != PAGE_BYTES {
             let (what, field, value) = ("catalogue", "page", location.address());
             let want = "an entry that names 4096 bytes";
             return Err(FormatError::Field { what, field, value, want }.into());
         }
-        let page: Contents = segments.read_page(location)?.to_vec().into_boxed_slice();
-        self.put(page.clone(), location);
+        Ok(())
+    }
+
+    /// Reads a page and adds it.
+    fn read<D: SegmentStore>(
+        &mut self,
+        segments: &Segments<D>,
+        location: Entry,
+    ) -> Result<Buffer, VolumeError> {
+        Roots::check(location)?;
+        let page = segments.read_page(location)?;
+        self.put(&page, location);
         Ok(page)
     }
 
@@ -131,11 +146,29 @@ fn heights(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use blockyard_volume_format::entry::Codec;
+
     use super::*;
 
     #[test]
     fn a_tree_is_as_high_as_it_has_to_be() {
         let all = [(1, 0), (2, 1), (256, 1), (257, 2), (65_536, 2), (65_537, 3)];
         all.iter().for_each(|(count, height)| assert_eq!(heights(*count), *height, "{count}"));
+    }
+    #[test]
+    fn pages_are_found_by_their_contents_and_take_no_memory_for_zeros_at_their_end() {
+        let entry = |number: u64| Entry::new(number * 4096, 4096, Codec::Raw, number);
+        let page = |entries: &[Entry]| of_entries(entries);
+        let (short, gap) = (page(&[entry(1)]), page(&[entry(1), Entry::HOLE, entry(2)]));
+        let full = page(&(1..=FAN as u64).map(entry).collect::<Vec<_>>());
+        let mut roots = Roots::default();
+        for (at, page) in [&short, &gap, &full, &empty()].into_iter().enumerate() {
+            assert_eq!(roots.find(page), None);
+            roots.put(page, entry(100 + at as u64));
+            assert_eq!(roots.find(page), Some(entry(100 + at as u64)));
+        }
+        let bytes: usize = roots.0.keys().map(|contents| contents.len()).sum();
+        assert_eq!(bytes, (1 + 3 + FAN) * ENTRY_BYTES);
+        assert_eq!(roots.find(&short), Some(entry(100)));
     }
 }

@@ -12,9 +12,18 @@ use blockyard_volume_format::superblock::{FILE, Superblock};
 use blockyard_volume_format::{FAN, FormatError, PAGE_BYTES};
 
 use super::Recovery;
+use super::workers::Workers;
 use crate::error::VolumeError;
 use crate::map::{Frozen, Leaf, Map, Node, page};
 use crate::record::OpenVolume;
+use crate::roots::Roots;
+use crate::segments::Segments;
+
+/// Pages are read by several threads from this number on: below it they take a few milliseconds.
+const PARALLEL_FROM: usize = 64;
+
+/// Pages that are read before the first of them is parsed, which bounds their memory to 4 MiB.
+const AT_ONCE: usize = 1024;
 
 impl<D: SegmentStore> Recovery<'_, D> {
     /// Reads the catalogue and the maps of the checkpoint.
@@ -41,7 +50,7 @@ impl<D: SegmentStore> Recovery<'_, D> {
         self.marks.blocks(&whole.live);
         self.segments.set_live(whole.live, whole.unknown_bytes);
         // Snapshots share most of their nodes and leaves.
-        let mut shared = Shared::default();
+        let shared = self.read_maps(&listed)?;
         let mut maps = Vec::with_capacity(listed.len());
         for Listed { meta, family, copied, owned, holds, properties, roots } in listed {
             if meta.block_bytes < self.superblock.align {
@@ -49,7 +58,7 @@ impl<D: SegmentStore> Recovery<'_, D> {
                 let want = "the superblock's `align` at least";
                 return Err(FormatError::Field { what, field, value, want }.into());
             }
-            let frozen = self.nodes(&roots, meta.node_count(), &mut shared)?;
+            let frozen = shared.map(&roots, meta.node_count());
             maps.push(frozen.clone());
             let live = OpenVolume::new(meta, family, Map::new(frozen, copied));
             live.own(owned);
@@ -89,81 +98,125 @@ impl<D: SegmentStore> Recovery<'_, D> {
         (end < u64::from(self.segments.bytes())).then_some((segment, end as u32))
     }
 
-    /// Reads the nodes of a map.
-    fn nodes(
-        &mut self,
-        roots: &[Entry],
-        count: usize,
-        shared: &mut Shared,
-    ) -> Result<Frozen, VolumeError> {
-        let mut frozen = Frozen::new();
-        for root in roots {
-            let left = FAN.min(count - frozen.len());
-            if root.is_hole() {
-                frozen.resize(frozen.len() + left, None);
-                continue;
-            }
-            let locations = match shared.roots.get(root) {
-                Some(locations) => Arc::clone(locations),
-                None => {
-                    let page = self.roots.read(self.segments, *root)?;
-                    let locations = parse_root(&page).ok_or_else(|| {
-                        let (what, field, value) = ("root of a map", "entry", root.address());
-                        FormatError::Field { what, field, value, want: "a place on disk" }
-                    })?;
-                    let locations = Arc::new(locations);
-                    shared.roots.insert(*root, Arc::clone(&locations));
-                    locations
-                }
-            };
-            for location in &locations[..left] {
-                frozen.push(match location.is_hole() {
-                    true => None,
-                    false => Some(self.node(*location, shared)?),
+    /// Reads the roots and nodes of all maps, each once, without the leaves.
+    fn read_maps(&mut self, listed: &[Listed]) -> Result<Shared, VolumeError> {
+        let (segments, upper) = (self.segments, &mut self.roots);
+        // In order, with the number of entries of each root that name nodes.
+        let (mut roots, mut counts) = (Vec::new(), HashMap::<Entry, usize>::new());
+        for Listed { meta, roots: of_map, .. } in listed {
+            for (at, root) in of_map.iter().enumerate().filter(|(_, root)| !root.is_hole()) {
+                Roots::check(*root)?;
+                let left = FAN.min(meta.node_count().saturating_sub(at * FAN));
+                let count = counts.entry(*root).or_insert_with(|| {
+                    roots.push(*root);
+                    0
                 });
+                *count = left.max(*count);
             }
         }
-        Ok(frozen)
+        let mut shared = Shared::default();
+        each_page(segments, &roots, |root, page| {
+            let impossible = || {
+                let (what, field, value) = ("root of a map", "entry", root.address());
+                FormatError::Field { what, field, value, want: "a place on disk" }
+            };
+            let mut locations = parse_root(page).ok_or_else(impossible)?;
+            locations.truncate(counts[&root]);
+            let last = locations.iter().rposition(|location| !location.is_hole());
+            locations.truncate(last.map_or(0, |last| last + 1));
+            locations.shrink_to_fit();
+            upper.put(page, root);
+            shared.roots.insert(root, locations);
+            Ok(())
+        })?;
+        let mut seen = HashSet::new();
+        let nodes = roots.iter().flat_map(|root| &shared.roots[root]);
+        let nodes: Vec<Entry> =
+            nodes.filter(|node| !node.is_hole() && seen.insert(**node)).copied().collect();
+        each_page(segments, &nodes, |location, page| {
+            let node = node(segments, location, page, &mut shared.leaves)?;
+            shared.nodes.insert(location, node);
+            Ok(())
+        })?;
+        Ok(shared)
     }
+}
 
-    /// Reads a node, without its leaves.
-    fn node(&self, location: Entry, shared: &mut Shared) -> Result<Arc<Node>, VolumeError> {
-        if let Some(node) = shared.nodes.get(&location) {
-            return Ok(Arc::clone(node));
-        }
-        let impossible = || FormatError::Field {
-            what: "page of the map",
-            field: "entry",
-            value: location.address(),
-            want: "a place on disk",
-        };
-        let bytes = self.segments.read_page(location)?;
-        let locations = page::parse_node(&bytes).ok_or_else(impossible)?;
-        let end = self.segments.address(self.segments.counts().all as u32, 0);
-        let mut node = Node::default();
-        for (at, leaf) in locations.into_iter().enumerate() {
-            let Some((location, birth)) = leaf else { continue };
-            if location.address() >= end {
-                let (what, field) = ("page of the map", "leaf");
-                let (value, want) = (location.address(), "a place in a segment that is there");
-                return Err(FormatError::Field { what, field, value, want }.into());
-            }
-            let leaf = shared.leaves.entry((location, birth));
-            node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(location, birth)))));
-        }
-        node.settle(location);
-        let node = Arc::new(node);
-        shared.nodes.insert(location, Arc::clone(&node));
-        Ok(node)
+/// Reads pages, several at once if there are many, and passes each to `take`.
+fn each_page<D: SegmentStore>(
+    segments: &Segments<D>,
+    locations: &[Entry],
+    mut take: impl FnMut(Entry, &[u8]) -> Result<(), VolumeError>,
+) -> Result<(), VolumeError> {
+    if locations.len() < PARALLEL_FROM {
+        let mut locations = locations.iter();
+        return locations.try_for_each(|at| take(*at, &segments.read_page(*at)?));
     }
+    std::thread::scope(|scope| {
+        let workers = Workers::new(scope);
+        for some in locations.chunks(AT_ONCE) {
+            let read = move |at| (at, segments.read_page(at));
+            let pages = workers.all(some.iter().copied(), read);
+            for (at, page) in pages.map_err(VolumeError::io("cannot read the maps"))? {
+                take(at, &page?)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Parses a node, without its leaves.
+fn node<D: SegmentStore>(
+    segments: &Segments<D>,
+    location: Entry,
+    page: &[u8],
+    leaves: &mut HashMap<(Entry, u32), Arc<Leaf>>,
+) -> Result<Arc<Node>, VolumeError> {
+    let impossible = || FormatError::Field {
+        what: "page of the map",
+        field: "entry",
+        value: location.address(),
+        want: "a place on disk",
+    };
+    let locations = page::parse_node(page).ok_or_else(impossible)?;
+    let end = segments.address(segments.counts().all as u32, 0);
+    let mut node = Node::default();
+    for (at, leaf) in locations.into_iter().enumerate() {
+        let Some((location, birth)) = leaf else { continue };
+        if location.address() >= end {
+            let (what, field) = ("page of the map", "leaf");
+            let (value, want) = (location.address(), "a place in a segment that is there");
+            return Err(FormatError::Field { what, field, value, want }.into());
+        }
+        let leaf = leaves.entry((location, birth));
+        node.put(at, Arc::clone(leaf.or_insert_with(|| Arc::new(Leaf::at(location, birth)))));
+    }
+    node.settle(location);
+    Ok(Arc::new(node))
 }
 
 /// Pages that were read, by their addresses, so that volumes share them.
 #[derive(Default)]
 struct Shared {
-    roots: HashMap<Entry, Arc<Vec<Entry>>>,
+    /// The nodes of each root, up to the last that exists.
+    roots: HashMap<Entry, Vec<Entry>>,
     nodes: HashMap<Entry, Arc<Node>>,
     leaves: HashMap<(Entry, u32), Arc<Leaf>>,
+}
+
+impl Shared {
+    /// The nodes of a map, which were all read.
+    fn map(&self, roots: &[Entry], count: usize) -> Frozen {
+        let mut frozen = Frozen::with_capacity(count);
+        for root in roots {
+            let whole = count.min(frozen.len() + FAN);
+            let nodes = self.roots.get(root).into_iter().flatten();
+            frozen
+                .extend(nodes.map(|node| self.nodes.get(node).cloned()).take(whole - frozen.len()));
+            frozen.resize(whole, None);
+        }
+        frozen
+    }
 }
 
 /// The entries of a root page; `None` if one is invalid.
