@@ -1,6 +1,6 @@
 //! The volumes and snapshots of a pool, and how the catalogue changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use blockyard_core::Status;
@@ -28,6 +28,8 @@ pub struct Volumes {
     pub copies: u32,
     /// The volumes and snapshots by number.
     pub by_id: BTreeMap<u32, Arc<OpenVolume>>,
+    /// The numbers of the volumes and snapshots by name.
+    pub(crate) by_name: HashMap<String, u32>,
     /// The keys of encrypted volumes, encrypted, by their identities.
     pub keys: BTreeMap<u64, KeySlot>,
     /// Removed volumes whose maps still use memory. The thread that asked for the removal frees
@@ -93,12 +95,19 @@ impl Volumes {
 
     /// Finds a volume or snapshot by name.
     pub fn find(&self, name: &str) -> Option<&Arc<OpenVolume>> {
-        self.by_id.values().find(|live| live.meta.name == name)
+        self.by_id.get(self.by_name.get(name)?)
     }
 
     /// The last scrub that was completed.
     pub fn last_scrub(&self) -> Option<ScrubRecord> {
         Some(self.scrub).filter(|scrub| scrub.ended > 0)
+    }
+
+    /// Removes a name, unless another volume or snapshot has it by now: a promotion exchanges names.
+    fn forget_name(&mut self, meta: &VolumeMeta) {
+        if self.by_name.get(&meta.name) == Some(&meta.id) {
+            self.by_name.remove(&meta.name);
+        }
     }
 
     /// The volumes and snapshots without the hidden ones (see [`HIDDEN_PREFIX`]).
@@ -273,6 +282,7 @@ impl Volumes {
             Change::Several(all) => all.iter().try_for_each(|it| self.apply(it, maps))?,
             Change::Destroy { id } => {
                 let gone = self.by_id.remove(id).ok_or_else(|| no_volume(*id))?;
+                self.forget_name(&gone.meta);
                 self.reserving.remove(id);
                 self.holds.remove(id);
                 self.properties.remove(id);
@@ -532,7 +542,12 @@ impl Volumes {
     /// Inserts a volume or snapshot that a checkpoint has.
     pub(crate) fn insert(&mut self, live: OpenVolume) {
         let (id, bytes) = (live.meta.id, live.reserved_bytes());
-        self.by_id.insert(id, Arc::new(live));
+        self.by_name.insert(live.meta.name.clone(), id);
+        if let Some(before) = self.by_id.insert(id, Arc::new(live))
+            && self.by_id[&id].meta.name != before.meta.name
+        {
+            self.forget_name(&before.meta);
+        }
         if bytes > 0 {
             self.reserving.insert(id);
         } else {
