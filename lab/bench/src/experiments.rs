@@ -8,6 +8,7 @@ pub mod fio_engine;
 pub mod fuse;
 pub mod hot_path;
 pub mod limits;
+pub mod memory;
 pub mod nbd;
 pub mod nvme;
 pub mod nvme_threads;

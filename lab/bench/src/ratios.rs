@@ -5,7 +5,7 @@
 //! another load of the machine.
 
 use crate::experiments::{
-    clock, file, file_vhost, fio_engine, fuse, hot_path, limits, limits::names, nbd, nvme,
+    clock, file, file_vhost, fio_engine, fuse, hot_path, limits, limits::names, memory, nbd, nvme,
     nvme_threads, object_store, observers, race, ram_kernel, ram_locks, scheduler,
     scheduler_kernel, scheduler_latency, scheduler_merge, schedulers, smr_append, socket_waits,
     sync_writes, vhost, volume_encryption, volume_limits, zone_append, zone_gate, zone_locks,
@@ -148,6 +148,7 @@ pub const NONE_APPLIES: &[(&str, &str)] = &[
     (file::NAME, "its limit is in it: fio's own io_uring"),
     (file_vhost::NAME, "its limit is in it: fio's own io_uring, without a server"),
     (limits::NAME, "these are the limits"),
+    (memory::NAME, "its rows are amounts of memory, which no limit of the machine bounds"),
     (nvme::NAME, "the kernel's TCP bounds it, which no limit measures; NBD over TCP is next to it"),
     (nvme_threads::NAME, "its rows are compared with each other; the clients share the processors"),
     (object_store::NAME, "its limit is in it: the requests alone, which the object store bounds"),

@@ -17,6 +17,7 @@ pub fn experiments() -> Vec<(&'static str, Build)> {
         (experiments::fuse::NAME, experiments::fuse::build),
         (experiments::hot_path::NAME, experiments::hot_path::build),
         (experiments::limits::NAME, experiments::limits::build),
+        (experiments::memory::NAME, experiments::memory::build),
         (experiments::nbd::NAME, experiments::nbd::build),
         (experiments::nvme::NAME, experiments::nvme::build),
         (experiments::nvme_threads::NAME, experiments::nvme_threads::build),

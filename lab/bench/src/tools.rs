@@ -18,6 +18,7 @@ pub mod nvme_client;
 pub mod nvme_peer;
 pub mod peer;
 pub mod pool_place;
+pub(crate) mod resident;
 pub mod server;
 pub mod vhost_client;
 pub mod vhost_peer;

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 
 use crate::error::LabError;
 use crate::stop::Stop;
-use crate::tools::cpu;
+use crate::tools::{cpu, resident};
 
 /// The interval at which the stop flag is checked while a child runs.
 const LOOK: Duration = Duration::from_millis(50);
@@ -156,6 +156,24 @@ impl RunningChild {
     pub fn cpu_of_threads(&self, selects: impl Fn(&str) -> bool) -> Result<Duration, LabError> {
         cpu::of_threads(self.child.id(), selects)
             .map_err(LabError::io(format!("CPU time of the threads of `{}`", self.line)))
+    }
+
+    /// Its anonymous memory in bytes.
+    ///
+    /// # Errors
+    /// If the system does not report it.
+    pub fn memory(&self) -> Result<u64, LabError> {
+        resident::anonymous_bytes(self.child.id())
+            .map_err(LabError::io(format!("memory of `{}`", self.line)))
+    }
+
+    /// The greatest physical memory that it had until now in bytes, with its program.
+    ///
+    /// # Errors
+    /// If the system does not report it.
+    pub fn memory_peak(&self) -> Result<u64, LabError> {
+        resident::peak_bytes(self.child.id())
+            .map_err(LabError::io(format!("memory of `{}`", self.line)))
     }
 
     /// Waits for the child's end for at most `time`; returns whether it has ended.

@@ -138,6 +138,11 @@ fn target(folder: &Path) -> PathBuf {
 }
 
 impl FileServer {
+    /// The process of the server.
+    pub fn process(&self) -> &RunningChild {
+        &self.running
+    }
+
     /// The served file.
     pub fn file(&self) -> &Path {
         &self.file

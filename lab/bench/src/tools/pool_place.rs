@@ -298,8 +298,17 @@ pub fn raw_file(settings: &Settings, bytes: u64) -> Result<PathBuf, LabError> {
 
 /// The number of bytes that the kernel has written to disks for this process, if it reports that.
 pub fn written_bytes() -> Option<u64> {
+    moved_bytes("write_bytes: ")
+}
+
+/// The number of bytes that the kernel has read from disks for this process, if it reports that.
+pub fn read_bytes() -> Option<u64> {
+    moved_bytes("read_bytes: ")
+}
+
+fn moved_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.trim().parse().ok())
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 #[cfg(test)]

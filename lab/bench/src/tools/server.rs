@@ -99,6 +99,11 @@ impl Server {
         Ok(server)
     }
 
+    /// The process of the server.
+    pub fn process(&self) -> &RunningChild {
+        &self.running
+    }
+
     /// The path of the server's socket.
     pub fn socket(&self) -> PathBuf {
         socket(&self.folder)
