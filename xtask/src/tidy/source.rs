@@ -16,7 +16,7 @@ const SMALL_FILE_LINES: usize = 60;
 const COLUMNS_MAX: usize = 100;
 
 /// Small files, each with its reason.
-const SMALL_FILES: [(&str, &str); 23] = [
+const SMALL_FILES: [(&str, &str); 24] = [
     ("crates/core/src/claim.rs", "shared by the disks of the crate and by exporters"),
     ("crates/core/src/limits.rs", "the limits of a device, which all layers read and none changes"),
     ("crates/core/src/provisional.rs", "shared by the devices that make files, and by the daemon"),
@@ -46,6 +46,7 @@ const SMALL_FILES: [(&str, &str); 23] = [
     ("lab/bench/src/metric.rs", "the names and units of the results"),
     ("lab/bench/src/serve.rs", "one command of the lab a file"),
     ("lab/bench/src/tools/copy.rs", "one program a file"),
+    ("lab/bench/src/tools/resident.rs", "one measure of a process a file"),
 ];
 
 /// Every source file by every rule of this page.

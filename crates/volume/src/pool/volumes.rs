@@ -103,7 +103,8 @@ impl Volumes {
         Some(self.scrub).filter(|scrub| scrub.ended > 0)
     }
 
-    /// Removes a name, unless another volume or snapshot has it by now: a promotion exchanges names.
+    /// Removes a name, unless another volume or snapshot has it by now: a promotion exchanges
+    /// names.
     fn forget_name(&mut self, meta: &VolumeMeta) {
         if self.by_name.get(&meta.name) == Some(&meta.id) {
             self.by_name.remove(&meta.name);
@@ -265,10 +266,9 @@ impl Volumes {
         change: &Change,
         maps: &mut Apply<'_, D>,
     ) -> Result<(), VolumeError> {
-        maps.tally().dirtied += match change {
-            Change::Several(_) => 0,
-            change => self.change_pages(change),
-        };
+        if !matches!(change, Change::Several(_)) {
+            maps.tally().dirtied += self.change_pages(change);
+        }
         match change {
             Change::Create(meta) => {
                 self.has_key(meta)?;

@@ -158,7 +158,7 @@ impl RunningChild {
             .map_err(LabError::io(format!("CPU time of the threads of `{}`", self.line)))
     }
 
-    /// Its anonymous memory in bytes.
+    /// The anonymous memory of the process in bytes.
     ///
     /// # Errors
     /// If the system does not report it.
