@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_types)] // A flag between the threads of a test.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -129,22 +130,31 @@ fn a_scrub_waits_for_the_write_that_notices_the_loss_of_a_copy() {
         assert_eq!(answer(&mut handle), Status::Ok, "a write");
     };
     write(0);
-    let [scrubbed, written, unread] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let [scrubbed, unread] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let (written, is_written) = channel();
+    let is_answered = written.clone();
     pair[0].on_next(Operation::Read, {
-        let (scrubbed, written) = (Arc::clone(&scrubbed), Arc::clone(&written));
+        let scrubbed = Arc::clone(&scrubbed);
         move || {
             scrubbed.wait();
-            written.wait();
+            is_written.recv().unwrap();
         }
     });
-    let (first_write, first_read) = (AtomicBool::new(true), AtomicBool::new(true));
+    let (is_first_write, is_first_read) = (AtomicBool::new(true), AtomicBool::new(true));
     pair[1].set_hook(move |operation| match operation {
-        Operation::Write if first_write.swap(false, Ordering::Relaxed) => {
-            written.wait();
-            // The scrub has less to do until it attempts a repair than this write until it ends.
+        // If the scrub waits for it: the scrub has less to do until it attempts a repair than this
+        // write until it ends.
+        Operation::Write
+            if is_first_write.swap(false, Ordering::Relaxed) && written.send(()).is_ok() =>
+        {
             unread.wait();
         }
-        Operation::FailedRead if first_read.swap(false, Ordering::Relaxed) => _ = unread.wait(),
+        Operation::FailedRead
+            if !is_first_write.load(Ordering::Relaxed)
+                && is_first_read.swap(false, Ordering::Relaxed) =>
+        {
+            unread.wait();
+        }
         _ => {}
     });
     let faults = FaultPlan { failed_operations: When::After(0), ..FaultPlan::default() };
@@ -153,6 +163,8 @@ fn a_scrub_waits_for_the_write_that_notices_the_loss_of_a_copy() {
         scope.spawn(|| {
             scrubbed.wait();
             write(1);
+            // Another operation of the pool may have noticed the loss before this write.
+            is_answered.send(()).unwrap_or_default();
         });
         let report = scrub(&running, 0, &mut |_, _| true).unwrap();
         assert_eq!((report.damaged, report.damage), (0, Vec::new()));
