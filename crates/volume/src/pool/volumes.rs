@@ -103,8 +103,7 @@ impl Volumes {
         Some(self.scrub).filter(|scrub| scrub.ended > 0)
     }
 
-    /// Removes a name, unless another volume or snapshot has it by now: a promotion exchanges
-    /// names.
+    /// Removes a name, unless another volume or snapshot has it by now.
     fn forget_name(&mut self, meta: &VolumeMeta) {
         if self.by_name.get(&meta.name) == Some(&meta.id) {
             self.by_name.remove(&meta.name);

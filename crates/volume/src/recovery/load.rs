@@ -1,8 +1,10 @@
 //! Loads a checkpoint: the catalogue, the roots that it names, and the nodes of all maps. Leaves
 //! are read when they are needed.
+#![allow(clippy::disallowed_types)] // A flag of an opening, which waits for the disk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockyard_store::SegmentStore;
 use blockyard_volume_format::bytes::crc;
@@ -19,7 +21,8 @@ use crate::record::OpenVolume;
 use crate::roots::Roots;
 use crate::segments::Segments;
 
-/// Pages are read by several threads from this number on: below it they take a few milliseconds.
+/// Pages are read by several threads from this number on: below it they take a few milliseconds of
+/// a disk.
 const PARALLEL_FROM: usize = 64;
 
 /// Pages that are read before the first of them is parsed, which bounds their memory to 4 MiB.
@@ -142,7 +145,8 @@ impl<D: SegmentStore> Recovery<'_, D> {
     }
 }
 
-/// Reads pages, several at once if there are many, and passes each to `take`.
+/// Reads pages, several at once if there are many, and passes each to `take`. Begins no read after
+/// one has failed: a store that does not answer takes a minute for each.
 fn each_page<D: SegmentStore>(
     segments: &Segments<D>,
     locations: &[Entry],
@@ -152,12 +156,20 @@ fn each_page<D: SegmentStore>(
         let mut locations = locations.iter();
         return locations.try_for_each(|at| take(*at, &segments.read_page(*at)?));
     }
+    let has_failed = AtomicBool::new(false);
+    // Relaxed: the results themselves come by a channel.
+    let read = |at| {
+        let page = (!has_failed.load(Ordering::Relaxed)).then(|| segments.read_page(at))?;
+        has_failed.fetch_or(page.is_err(), Ordering::Relaxed);
+        Some((at, page))
+    };
     std::thread::scope(|scope| {
         let workers = Workers::new(scope);
         for some in locations.chunks(AT_ONCE) {
-            let read = move |at| (at, segments.read_page(at));
             let pages = workers.all(some.iter().copied(), read);
-            for (at, page) in pages.map_err(VolumeError::io("cannot read the maps"))? {
+            let pages = pages.map_err(VolumeError::io("cannot read the maps"))?;
+            // Some are missing only if the read of another one has failed.
+            for (at, page) in pages.into_iter().flatten() {
                 take(at, &page?)?;
             }
         }

@@ -232,6 +232,9 @@ fn a_volume_is_renamed_with_its_snapshots() {
     running.rename("v0", "w").unwrap();
     running.rename("w@one", "w@two").unwrap();
     assert_eq!(names(&running), ["w", "w@two"]);
+    for gone in ["v0", "v0@one", "w@one"] {
+        assert!(running.pool().find(gone).is_err(), "{gone}");
+    }
     assert_eq!(running.pool().find("w").unwrap().reserved_bytes(), 1 << 20);
     write(&open(&path, "w", 0), 0, 2);
     drop(running);
@@ -510,6 +513,7 @@ fn a_promoted_clone_gets_the_older_snapshots() {
     running.destroy("try@one").unwrap();
     // Both volumes are in use.
     assert_eq!(running.promote("try").unwrap(), ["try@one", "try@two"]);
+    assert!(running.pool().find("v0@one").is_err() && running.pool().find("v0@three").is_ok());
     let origin = |name: &str| {
         let id = running.pool().find(name).unwrap().origin();
         running.pool().list().into_iter().find(|it| it.id == id).map(|it| it.name)
