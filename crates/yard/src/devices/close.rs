@@ -13,13 +13,13 @@ use crate::error::YardError;
 /// The limits of the end of a yard.
 #[derive(Clone, Copy)]
 struct EndLimits {
-    /// How long the other devices have to be closed before block devices are removed, and requests
-    /// to open a device.
+    /// The time after which block devices are removed although other devices are not closed, and
+    /// requests that open a new device are no longer waited for.
     close: Duration,
-    /// How long all block devices of the kernel may take to be removed: their requests in flight,
-    /// and up to 5 s until the kernel has released the number of each.
+    /// How long the removal of a block device may take: its requests in flight, and up to 5 s until
+    /// the kernel has released its number.
     removal: Duration,
-    /// How long the flush of devices may take whose block devices stay.
+    /// How long the flush of devices whose block devices stay may take.
     flush: Duration,
 }
 
